@@ -71,7 +71,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:double free or corruption|free\(\): |munmap_chunk\(\)|corrupted size vs|malloc\(\): |corrupted "
         r"double-linked)"
         r"|^\s*(?:Floating point exception|Illegal instruction)(?: \(core dumped\))?\s*$|[Tt]erminated by signal \d+"
-        r"|exits with return code = -?[1-9]|(?:(?<!died, )[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-\d+"
+        r"|exits with return code = -?[1-9]|(?:(?<!died, )[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-(?!1\b)\d+"
         r"|13[4-9]|143)\b|died, exit code: -(?!15\b)\d"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
         r"|Worker exit type: SYSTEM_ERROR"
@@ -198,9 +198,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )
 #: What ends with a line of error is told of the whole log (`log_text`), not of one line.
 LAST_ERROR = "last_error"
-#: And how far it came (`log_progress`).
-PROGRESS = "progress"
-KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR, PROGRESS)
+#: And how far it came (`log_progress`); and that an exception was only logged (its line is the event's text).
+PROGRESS, GOES_ON = "progress", "goes_on"
+KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR, PROGRESS, GOES_ON)
 #: Of these a run dies, and the frames that led there are kept.
 DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "failed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.
@@ -249,6 +249,19 @@ _BEFORE = (
 )
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
 _MARKED = regex(r"\b(?:ERROR|CRITICAL)\b")
+#: A line that a program logs of its own insides is none of how it ends.
+_INSIDE = regex(r"\bDEBUG\b")
+#: How a program says of an exception that it has caught it: on the line before the traceback, or before its head.
+_CAUGHT = regex(
+    r"(?i)^\W{0,6}(?:\[?(?:error|warning|exception|warn)\]?\b(?!:? executing job)|failed\b|caught\b|could not\b"
+    r"|skipping\b)|\b(?:ERROR|WARNING|WARN)\b"
+)
+#: What is said as a program closes, or of how it failed: no sign that it goes on.
+_IS_CLOSING = regex(
+    r"(?i)shut|exit|clos|clean|destroy|terminat|abort|fail|error|exception|traceback|kill|wandb|stop|died|dead|leaked"
+    r"|warn|signal|finish|end(?:ed|ing)\b|slurm|srun|HYDRA_FULL_ERROR|elastic|teardown|^\W*$"
+)
+_CLOCKED = regex(r"\d\d:\d\d:\d\d|\bINFO\b")
 #: One of what cannot be read as Python names no function.
 _FRAME = regex(r'^\s*File "[^"]+", line \d+(?:, in |\s*$)')
 _BEGINS = "Traceback (most recent call last)"
@@ -286,6 +299,8 @@ _NAME = regex(r"^[A-Z]\w*\s*$")
 _BETWEEN = 60
 #: What stands in the place of an exception that a log does not hold.
 UNTOLD = "a traceback whose exception is not in the log"
+#: Lines of work behind an exception that was logged, in a console without streams.
+_WORKS = 2
 #: Characters of a line that are looked at whole; of longer ones its beginning and its end.
 _FULL, _BEGINNING, _ENDING = 6000, 3000, 1500
 #: Kinds whose lines keep what stands before them: the clock tells for how long.
@@ -341,6 +356,13 @@ class Watch:
         self._outermost: dict[str, list[str]] = {}
         #: Streams whose last exception says on the next line what is wrong.
         self._goes_on: dict[str, Event] = {}
+        #: The last line of a stream that says an exception was caught; streams inside a traceback that is logged so;
+        #: and those that have come to its end, with how many lines of work follow.
+        self._said_caught: dict[str, int] = {}
+        self._logs: set[str] = set()
+        self._after: dict[str, tuple[Event, int]] = {}
+        #: Exceptions that were only logged: the stream went on with its work.
+        self.went_on: list[Event] = []
 
     def untold(self, after: int) -> Iterator[Event]:
         """Tracebacks behind that line (the last of metrics) whose exception the log does not hold: it was cut, or lost
@@ -389,6 +411,7 @@ class Watch:
         if len(line.text) > _FULL:
             # An answer or a tensor in one line: what a program says stands at its beginning, an exception at its end.
             line = replace(line, text=f"{line.text[:_BEGINNING]} ... {line.text[-_ENDING:]}")
+        self._watch_for_work(line)
         if head := _NOTEBOOK.match(line.text):
             self._named[line.stream] = head[1], line.number
             self._frames.pop(line.stream, None)
@@ -400,12 +423,42 @@ class Watch:
         # An engine logs each line of a traceback behind its own clock and file.
         prefix = _LOGGER.match(line.text)
         if prefix is None:
-            return self._event(line)
-        found = self._event(replace(line, text=line.text[prefix.end() :]))
+            return self._kept(line, self._event(line))
+        found = self._kept(line, self._event(replace(line, text=line.text[prefix.end() :])))
+        if found is not None and found.kind in ("killed", "failed") and _INSIDE.search(prefix[0]):
+            return None
         if found is None and _MARKED.search(prefix[0]) and not self._is_told(line.stream):
             found = Event("error", line.text[prefix.end() :].strip()[:_LONGEST], line.number, line.rank)
         # How long it waits is told by the clock.
         return replace(found, text=line.text.strip()[:_LONGEST]) if found and found.kind in _BY_CLOCK else found
+
+    def _watch_for_work(self, line: TrainerLine) -> None:
+        """Whether a stream goes on with its work behind an exception that it has logged."""
+        text = line.text
+        if _BEGINS in text:
+            before = text[: text.index(_BEGINS)]
+            is_logged = _CAUGHT.search(before) is not None or line.number - self._said_caught.get(line.stream, -9) <= 2
+            (self._logs.add if is_logged else self._logs.discard)(line.stream)
+            self._after.pop(line.stream, None)
+        elif (known := self._after.get(line.stream)) is not None:
+            event, lines = known
+            if not text[:1].isspace() and not _IS_CLOSING.search(text) and (line.stream or _CLOCKED.search(text)):
+                lines += 1
+            # A console without streams is shared: of it more is asked.
+            if lines >= (1 if line.stream else _WORKS):
+                self.went_on.append(Event(GOES_ON, str(event.line), line.number, line.rank))
+                del self._after[line.stream]
+            else:
+                self._after[line.stream] = event, lines
+        elif text and text[0] not in " \t" and len(text) < _FULL and _CAUGHT.search(text[:200]):
+            self._said_caught[line.stream] = line.number
+
+    def _kept(self, line: TrainerLine, found: Event | None) -> Event | None:
+        """The event; where it is the end of a traceback that was logged, what follows is looked at."""
+        if found is not None and found.kind == "traceback" and line.stream in self._logs:
+            self._logs.discard(line.stream)
+            self._after[line.stream] = found, 0
+        return found
 
     def _is_told(self, stream: str) -> bool:
         """Whether a line is one of a traceback, whose exception is told."""

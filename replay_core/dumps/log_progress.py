@@ -64,6 +64,9 @@ class _Count(Struct):
     took: float = 0.0
     first: int = 0
     """The line that first told of it."""
+    rose: int = 0
+    before: int = 0
+    """The lines on which it last rose, and rose before that."""
 
 
 class Told(Struct, frozen=True):
@@ -77,8 +80,8 @@ class Told(Struct, frozen=True):
     over: int | None
     """The line behind it that tells that the process has ended."""
     over_text: str
-    last: int
-    """The file's last line."""
+    rose: int
+    """The last line but one on which it rose: what stands before did not end the run."""
 
 
 class Progress:
@@ -90,12 +93,10 @@ class Progress:
         self._total: tuple[int, int] | None = None
         self._starts: list[int] = []
         self._over: tuple[int, str] | None = None
-        self._last = 0
 
     def take(self, line: TrainerLine) -> None:
         """One line; lines of metrics, too."""
         text = line.text
-        self._last = line.number
         if len(text) > _LONGEST:
             text = text[:_LONGEST]
         if _HINT.search(text) is None:
@@ -121,6 +122,8 @@ class Progress:
         count = known.setdefault(of, _Count(at, of, line, took, line))
         # A summary counts something else of as many: `zero-reward steps: 9/50`. A restart counts from the beginning.
         if at >= count.at or at <= 1:
+            if at > count.at:
+                count.rose, count.before = line, count.rose
             count.at, count.line, count.took = at, line, max(took, count.took)
 
     def told(self, last_step: int | None = None, at_line: int = 0) -> Told | None:
@@ -139,7 +142,7 @@ class Progress:
         over = self._over if self._over is not None and self._over[0] > count.line else None
         return Told(
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
-            "" if over is None else over[1], self._last,
+            "" if over is None else over[1], count.before,
         )  # fmt: skip
 
 

@@ -226,6 +226,8 @@ def _log(path: Path) -> _Log:
         events[:] = [event for event in events if event.kind != "begins" or event.line > ends - _FOLLOWED]
         if not events:
             del log.events[place]
+    for event in watch.went_on:
+        log.events.setdefault((last, event.rank), []).append(event)
     counts = max((line for values in log.metrics.values() for _, line in values.values()), default=0)
     for event in watch.untold(after=counts):
         log.events.setdefault((last, event.rank), []).append(event)
@@ -258,7 +260,7 @@ def _log(path: Path) -> _Log:
         log.counted = log.unnumbered = bool(log.metrics)
     far = progress.told(None if log.counted else last, counts)
     if far is not None:
-        told = (f"starts {far.starts}", f"last {far.last}", *([f"over {far.over}", far.over_text] if far.over else ()))
+        told = (f"starts {far.starts}", f"rose {far.rose}", *([f"over {far.over}", far.over_text] if far.over else ()))
         log.progress = Event(PROGRESS, f"{far.at}/{far.of}", far.line, None, told)
     log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log

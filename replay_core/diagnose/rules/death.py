@@ -19,7 +19,7 @@ from replay_core.diagnose.misfits import misfit
 from replay_core.diagnose.raised import raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS, LAST_ERROR, UNTOLD
+from replay_core.dumps.log_events import DEATHS, GOES_ON, LAST_ERROR, PROGRESS, UNTOLD
 from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
@@ -61,15 +61,20 @@ def died(log: RunLog) -> Iterator[Finding]:
     beside what reached the top, and Ray's driver names the class. What known texts mean is a table
     (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
     the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
-    follow: that is another start of the run. A traceback that more metrics follow was caught: info. A log that ends
+    follow: that is another start of the run. A traceback that more metrics follow, or steps of the bar, was caught: info;
+    and so was one that a logger or a line of the program's own announces, where its process goes on. A log that ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
     D36's.
     """
-    last = log.last_lines()
+    last = _last_work(log)
+    logged = {(one.point.path, int(said(one))) for one in log.events(GOES_ON)}
     # Lines of several ranks are kept by rank; the first of them all is the cause.
     files = list(dict.fromkeys(one.point.path for one in log.events(*DEATHS)))
     told = sorted(log.events(*DEATHS), key=lambda one: (files.index(one.point.path), one.point.line or 0))
-    at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
+    at_the_end = [
+        one for one in told
+        if (one.point.line or 0) > last.get(one.point.path, 0) and (one.point.path, one.point.line) not in logged
+    ]  # fmt: skip
     if (crashes := _again_and_again(told, at_the_end)) is not None:
         yield crashes
         return
@@ -100,6 +105,15 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+def _last_work(log: RunLog) -> dict[str | None, int]:
+    """By file, the last line that logs a value, or on which the bar of steps went on before its last rise."""
+    found = log.last_lines()
+    for one in log.events(PROGRESS):
+        rose = next((line[5:] for line in one.text.splitlines()[1:] if line.startswith("rose ")), "0")
+        found[one.point.path] = max(found.get(one.point.path, 0), int(rose))
+    return found
 
 
 #: So many crashes of native code are a habit of the run, and lines between two of them before they are two.
