@@ -81,7 +81,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     # Failures that are no exception's line: gloo's, Ray's, the engines', a command line's.
     (
         "failed",
-        r"Gloo connectFullMesh failed|gloo/transport/tcp/\S+\] |client socket has (?:failed|timed out)"
+        r"^(?:\S*/)?python[\d.]{0,6}: (?:No module named|can't open file|Error while finding)|Gloo connectFullMesh failed|gloo/transport/tcp/\S+\] |client socket has (?:failed|timed out)"
         r"|cannot be scheduled right now|No available node types can fulfill|Could not override '|Duplicate GPU "
         r"detected"
         r"|Call to (?:connect|bind|accept|ibv_)\w* .{0,80}(?:failed|returned)|marked dead because|missed too many "
@@ -184,6 +184,13 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
     ("recompile", r"Recompiling function \S+ in "),
     ("graph_break", r"Graph break (?:in user code|from|due to|:)|Graph Break Reason"),
+    # A debugger that waits for somebody: Ray's, a remote one, pdb's prompt.
+    (
+        "debugger",
+        r"Ray debugger is listening|RemotePdb session open|[Ww]aiting for (?:a )?(?:debugger|client)(?: to attach)?\b"
+        r"|[Dd]ebugger (?:is )?(?:waiting|listening|paused)|Use 'ray debug' to connect|Ray post-?mortem debug"
+        r"|^\(Pdb\)|^ipdb>|^\(Rdb\)|paused at (?:a )?breakpoint|Breakpoint hit|Active breakpoints",
+    ),
     # What a process says again and again while it waits for another.
     (
         "waiting",
@@ -228,7 +235,7 @@ HINT = regex(
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with "
     r"overrides"
-    r"|exits successfully|Stale file|input file: |format error|No such file|Permission denied|Text file busy|train_runtime"
+    r"|exits successfully|[Dd]ebugger|[Pp]db\b|Rdb\)|reakpoint|ray debug|ython[\d.]*: |Stale file|input file: |format error|No such file|Permission denied|Text file busy|train_runtime"
     r"|train metrics|[Tt]rain(?:ing)? .{0,10}(?:[Cc]omplete|[Ff]inished|[Dd]one)"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
     r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "
@@ -556,7 +563,7 @@ class Watch:
             return None
         frames = self._took(line.stream) if kind in DEATHS else ()
         event = Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)
-        if kind == "traceback" and event.text.endswith(":"):
+        if kind in ("traceback", "error") and event.text.endswith(":"):
             self._goes_on[line.stream] = event
         if _VALIDATES.search(line.text):
             self._validates[line.stream] = event

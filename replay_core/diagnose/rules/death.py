@@ -19,6 +19,7 @@ from replay_core.diagnose.misfits import misfit
 from replay_core.diagnose.raised import raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
+from replay_core.diagnose.with_values import with_values
 from replay_core.dumps.log_events import DEATHS, GOES_ON, LAST_ERROR, PROGRESS, UNTOLD
 from replay_core.regexes import regex
 
@@ -82,7 +83,10 @@ def died(log: RunLog) -> Iterator[Finding]:
     ends = heads(at_the_end, weight)
     causes = [one for one in ends if not follows(one)] or ends
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
-        dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end)
+        stated = " ".join(one.text for one in log.events("main_failed"))
+        dead = _dead(
+            _told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end, stated=stated
+        )
         yield _behind_its_end(_of_numbers_before(dead, ends, log) or dead, log)
         return
     if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):
@@ -240,8 +244,10 @@ def _behind_its_end(dead: Finding, log: RunLog) -> Finding:
     )
 
 
-def _dead(ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] | None = None) -> Finding:
-    """`every`: what else of it is told, beside the ends that a cause is looked for in."""
+def _dead(
+    ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] | None = None, stated: str = ""
+) -> Finding:
+    """`every`: what else of it is told, beside the ends that a cause is looked for in. `stated`: the run's settings."""
     told, every = every or ends, ends
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
     # of a list of weights that do not fit the empty one.
@@ -270,6 +276,8 @@ def _dead(ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] |
         (cause, next_step), short = judge, in_short(judge[0])
     elif one.kind == "traceback" and (together := with_code(one, where)) is not None:
         short, cause, next_step = together
+    elif one.kind == "traceback" and (told_of := with_values(one, where, stated)) is not None:
+        short, cause, next_step = told_of.short, told_of.cause, told_of.next_step
     elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
         short, cause, next_step = _UNKNOWN_WEIGHT
     else:
@@ -668,7 +676,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @rule("L26", "the run waits and goes no further", link="time", scope="signals",
-      needs=("event:waiting|event:stalled|event:phase|event:begins|event:succeeded",),
+      needs=("event:waiting|event:stalled|event:phase|event:begins|event:succeeded|event:debugger",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
@@ -676,10 +684,11 @@ def waits(log: RunLog) -> Iterator[Finding]:
     enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
     of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
     did not end, in a log without an end of the run, is worth knowing; so is a bar of steps that stands at 0 in a log
-    without a metric. A job that succeeded in a log without a metric is a warning.
+    metric. A job that succeeded in a log without a metric is a warning; and so is a debugger that waits for somebody.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
+    yield from _in_debugger(log)
     yield from _begun(log)
     over = log.events("succeeded")
     if over and not last:
@@ -705,6 +714,8 @@ def waits(log: RunLog) -> Iterator[Finding]:
     first = same[-1]
     used = [int(found[1]) / int(found[2]) for one in same if (found := _LIMIT.search(one.text)) and int(found[2])]
     late = max(used, default=0.0) >= HALF
+    if used and not late:
+        return  # it has only begun to wait
     few = len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG)
     known = failure_of(said(first))
     if few and not late and (known is None or known.general or last):
@@ -791,6 +802,32 @@ def _stands_at_0(log: RunLog) -> Iterator[Finding]:
         next_step="TOKENIZERS_PARALLELISM=false before the first import, num_proc=1 to see whether it is the fork; "
         "py-spy dump --pid PID of a worker shows where it stands",
     )  # fmt: skip
+
+
+def _in_debugger(log: RunLog) -> Iterator[Finding]:
+    """A debugger that waits for somebody, as the last thing the log tells of."""
+    last = _last_work(log)
+    held = [
+        one for one in log.events("debugger") if (one.point.line or 0) > last.get(one.point.path, 0)
+    ]  # fmt: skip
+    if not held or log.events("finished", "succeeded"):
+        return
+    after = [one for one in log.events(*DEATHS) if (one.point.line or 0) > (held[-1].point.line or 0)]
+    if after:
+        return
+    first = next(one for one in held if one.text == held[-1].text)
+    yield warning(
+        f"the run waits in a debugger since line {first.point.line}, and nothing follows: "
+        f"{first.text.splitlines()[0][:140]!r}",
+        first.point.where(),
+        shown("line", first.text.splitlines()[0][:200], None, f"line {first.point.line}"),
+        shown("lines of a debugger", len(held), "0", "log"),
+        cause="a breakpoint is in the code (breakpoint(), pdb.set_trace(), ray.util.pdb), or a post-mortem debugger is "
+        "switched on (RAY_DEBUG, RAY_PDB, RAY_DEBUG_POST_MORTEM) and an exception has stopped a worker: it waits for "
+        "somebody to attach, and every other process waits for it",
+        next_step="attach (ray debug, or the port it names) and look where it stands; take the breakpoint out, unset "
+        "RAY_DEBUG and RAY_DEBUG_POST_MORTEM, PYTHONBREAKPOINT=0 for a run without a terminal",
+    )
 
 
 def _elapsed(texts: list[str]) -> float | None:

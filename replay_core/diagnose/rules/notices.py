@@ -13,7 +13,7 @@ from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, wa
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import UNTOLD
+from replay_core.dumps.log_events import DEATHS, UNTOLD
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -366,14 +366,15 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
         return
     whole = lines[0].text.splitlines()[0]
     known = failure_of(whole)
+    in_vain = not any(log.last_lines().values()) and known is not None and not log.events(*DEATHS, "finished")
     known = None if known is not None and (known.general or known.follows) else known
     # What fails stands behind the logger's name, and often at the end.
     whole = _OF_LOGGER.sub("", whole)
     words = whole if len(whole) <= LONGEST else f"{whole[: LONGEST // 2]} ... {whole[-LONGEST // 2 :]}"
     yield finding(
         # Eight workers that say one thing at the start are no habit.
-        "warning" if len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY) else "info",
-        f"one error is logged {len(lines)} times, and the run goes on: "
+        "warning" if in_vain or len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY) else "info",
+        f"one error is logged {len(lines)} times, and {'no step is taken' if in_vain else 'the run goes on'}: "
         + (f"{in_short(known.cause)}: " if known is not None else "")
         + words,
         lines[0].point.where(),
@@ -391,6 +392,8 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     )
 
 
+#: Of a run that pays for no answer, generation that is greedy is an evaluation's, as it should be.
+_GREEDY, _PAID = regex(r"`do_sample`"), ("reward", "reward_std", "reward_function", "frac_zero_std", "advantage_max")
 _UNHEARD = regex(r"None of the inputs have requires_grad")
 
 
@@ -430,8 +433,10 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         why = None if why is None or why.general or why.follows or why.cause.startswith("the reward failed") else why
         if known.link == "gradient" and _UNHEARD.search(text) and any(value > 0 for value in _norms(log)):
             continue  # printed of a forward that wants no gradient, as the reference's: those that do have one
+        greedy = _GREEDY.search(text) is not None and not any(map(log.has, _PAID))
         mild = (
-            len(lines) < known.fewest
+            greedy
+            or len(lines) < known.fewest
             or spared
             or _TIED.search(text) is not None
             or (_BY_DESIGN.search(text) and not (lost or fails))
