@@ -51,6 +51,8 @@ _OVER = regex(
     r"|(?i:^\W{0,8}(?:job|run|script) (?:has )?(?:ended|exited|stopped|terminated)\b)"
 )
 _HINT = regex(r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code|(?i:ended|stopped)")
+#: Lines with a clock that make a text a program's log.
+_CLOCK, _CLOCKS = regex(r"\b\d\d:\d\d:\d\d\b"), 3
 #: Lines that are looked at whole.
 _LONGEST = 4000
 #: Behind these no counter counts steps: a share of tasks, of ranks, of samples.
@@ -93,12 +95,17 @@ class Progress:
         self._total: tuple[int, int] | None = None
         self._starts: list[int] = []
         self._over: tuple[int, str] | None = None
+        self._clocked = 0
+        self._last: tuple[int, str] = 0, ""
 
     def take(self, line: TrainerLine) -> None:
         """One line; lines of metrics, too."""
         text = line.text
         if len(text) > _LONGEST:
             text = text[:_LONGEST]
+        if text:
+            self._last = line.number, text
+            self._clocked += self._clocked < _CLOCKS and _CLOCK.search(text[:80]) is not None
         if _HINT.search(text) is None:
             return
         if "|" in text and (bar := _BAR.match(text.lstrip())) is not None:
@@ -144,6 +151,14 @@ class Progress:
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
             "" if over is None else over[1], count.before,
         )  # fmt: skip
+
+
+    def ends(self) -> Told | None:
+        """Of a program's log that tells of no step and no failure, where it ends; None of any other text."""
+        if self._clocked < _CLOCKS:
+            return None
+        number, text = self._last
+        return Told(0, 0, number, len(self._starts), number, text.strip()[:160], 0)
 
 
 def _seconds(clock: str) -> float:

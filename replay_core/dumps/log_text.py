@@ -55,6 +55,8 @@ _LIKELY = regex(
     rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}[\[(]?\d"
     rb"|" + ROW.encode() + rb"|" + BAR.encode() + rb"|" + HINT.pattern.encode()
 )
+#: What a program that trains says before its first step: clocks, and what it is about to do.
+_OF_A_PROGRAM = regex(rb"\b\d\d:\d\d:\d\d\b|(?i:total[ _]\w{0,12}[ _]?steps|\btraining\b|checkpoint shards)|\d%\|")
 _MEAN = {"rewards": "rewards_mean"}
 #: Files that are named themselves and are something else, however they read.
 _OTHERS = (".json", ".jsonl", ".py", ".yaml", ".yml", ".csv")
@@ -128,7 +130,8 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
             head = opened.read(4096)
             if b"\0" in head and not is_text(head):
                 return False
-            if _LIKELY.search((head + opened.read(look)).translate(None, b"\0")) is None:
+            begins = (head + opened.read(look)).translate(None, b"\0")
+            if _LIKELY.search(begins) is None and not (alone and _OF_A_PROGRAM.search(begins)):
                 return False
         log = _log(file)
         if alone and log.progress is not None:
@@ -259,6 +262,8 @@ def _log(path: Path) -> _Log:
                 log.add(step, values, None, number)
         log.counted = log.unnumbered = bool(log.metrics)
     far = progress.told(None if log.counted else last, counts)
+    if far is None and log.is_empty:
+        far = progress.ends()
     if far is not None:
         told = (f"starts {far.starts}", f"rose {far.rose}", *([f"over {far.over}", far.over_text] if far.over else ()))
         log.progress = Event(PROGRESS, f"{far.at}/{far.of}", far.line, None, told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from replay_core.diagnose.ends import said
-from replay_core.diagnose.finding import Finding, Where, finding, shown
+from replay_core.diagnose.finding import Finding, Where, finding, info, shown
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.death import died
 from replay_core.diagnose.signals import RunLog
@@ -42,11 +42,23 @@ def unfinished(log: RunLog) -> Finding | None:
     total that the log states, is more than a step and 3 % short of the end, and no line tells of an error or of
     training's end: worth knowing, as a run that still goes on and a part that was copied look alike. A warning where a
     later line tells that the process has ended all the same (a tracker's summary, a shell's prompt, an exit code), or
-    where training was begun twice and more and no step was taken. A checkpoint's state ends where it was saved: silent.
+    where training was begun twice and more and no step was taken. A checkpoint's state ends where it was saved: silent. A program's log
+    (its lines have clocks) that tells of no step and of no error is said to.
     """
     far = _far(log)
     if far is None:
         raise Skip("the log does not tell how many steps the run is to take, or how far it came")
+    if not far.of:
+        return info(
+            f"the log tells of no step of training and of no error: it ends at line {far.over_line} with "
+            f"{far.over[:100]!r}",
+            far.where,
+            shown("last line", far.over, None, f"line {far.over_line}"),
+            cause="it was cut there, is another process's log (metrics and errors stand in another file), or the "
+            "program still prepares, hangs, or was ended from outside before its first step",
+            next_step="is it alive (ps, nvidia-smi)? py-spy dump --pid PID shows where it stands; else dmesg -T | grep "
+            "-i oom, and the launcher's and the other ranks' logs",
+        )
     if far.of - far.at <= max(SHORT, SHARE * far.of) or log.events("finished", "succeeded"):
         return None
     if log.events("oom", "oom_host", "stalled") or any(one.severity != "info" for one in died(log)):
