@@ -78,7 +78,11 @@ def _not_made(first: str, where: Raised, overrides: str) -> Misfit | None:
     named = next((key for name in asked for key in choices if key == name or key.endswith(f".{name}")), None)
     if said:
         named = next((key for key, value in choices.items() if value in said), named)
-    at = "" if where.last is None else f" ({where.last.function}, {where.last.file.rpartition('/')[2]}:{where.last.line})"
+    at = (
+        ""
+        if where.last is None
+        else f" ({where.last.function}, {where.last.file.rpartition('/')[2]}:{where.last.line})"
+    )
     if named is not None:
         return Misfit(
             f"{named}={choices[named]} is not made in this version of the trainer{at}",

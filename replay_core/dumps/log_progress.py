@@ -50,7 +50,9 @@ _OVER = regex(
     r"|^(?:\([\w.-]{1,40}\) )?\[?\w[\w.-]{0,40}@[\w.-]{1,60}[: ]\S{0,120}[$#](?: |$)"
     r"|(?i:^\W{0,8}(?:job|run|script) (?:has )?(?:ended|exited|stopped|terminated)\b)"
 )
-_HINT = regex(r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code|(?i:ended|stopped)")
+_HINT = regex(
+    r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code|(?i:ended|stopped)"
+)
 #: Lines with a clock that make a text a program's log.
 _CLOCK, _CLOCKS = regex(r"\b\d\d:\d\d:\d\d\b"), 3
 #: Lines that are looked at whole.
@@ -151,7 +153,6 @@ class Progress:
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
             "" if over is None else over[1], count.before,
         )  # fmt: skip
-
 
     def ends(self) -> Told | None:
         """Of a program's log that tells of no step and no failure, where it ends; None of any other text."""

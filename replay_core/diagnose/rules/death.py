@@ -84,9 +84,7 @@ def died(log: RunLog) -> Iterator[Finding]:
     causes = [one for one in ends if not follows(one)] or ends
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
         stated = " ".join(one.text for one in log.events("main_failed"))
-        dead = _dead(
-            _told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end, stated=stated
-        )
+        dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end, stated=stated)
         yield _behind_its_end(_of_numbers_before(dead, ends, log) or dead, log)
         return
     if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):

@@ -373,7 +373,9 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     words = whole if len(whole) <= LONGEST else f"{whole[: LONGEST // 2]} ... {whole[-LONGEST // 2 :]}"
     yield finding(
         # Eight workers that say one thing at the start are no habit.
-        "warning" if in_vain or len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY) else "info",
+        "warning"
+        if in_vain or len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY)
+        else "info",
         f"one error is logged {len(lines)} times, and {'no step is taken' if in_vain else 'the run goes on'}: "
         + (f"{in_short(known.cause)}: " if known is not None else "")
         + words,

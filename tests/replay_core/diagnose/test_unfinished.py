@@ -26,7 +26,8 @@ def of_file(path: Path) -> Diagnosis:
 def bars(upto: int, of: int) -> str:
     """A bar as tqdm draws it into a file, one line of many pieces."""
     return "".join(
-        "\r" + BAR.format(share=100 * n // of, drawn="#" * (10 * n // of), at=n, of=of, took=f"{n // 60:02d}:{n % 60:02d}")
+        "\r"
+        + BAR.format(share=100 * n // of, drawn="#" * (10 * n // of), at=n, of=of, took=f"{n // 60:02d}:{n % 60:02d}")
         for n in range(1, upto + 1)
     )
 
@@ -107,7 +108,11 @@ def test_an_exception_that_a_worker_logs_and_goes_on_after_ends_nothing(tmp_path
 
 
 def test_one_that_nothing_of_its_process_follows_is_an_end(tmp_path: Path) -> None:
-    for after in ("", "(Worker pid=7) using customized reward function 'score'\n", "(Worker pid=141546) shutting down\n"):
+    for after in (
+        "",
+        "(Worker pid=7) using customized reward function 'score'\n",
+        "(Worker pid=141546) shutting down\n",
+    ):
         one = found(tmp_path, LOGGED + after, "L06")
         assert one is not None
         assert one.severity == "error"
@@ -131,7 +136,13 @@ def test_a_tools_exit_code_that_is_logged_for_debugging_kills_nothing(tmp_path: 
 def sft(losses: list[float], every: int = 100, held: dict[int, float] | None = None, epochs: float = 0) -> str:
     lines = []
     for n, loss in enumerate(losses, 1):
-        row = {"loss": loss, "grad_norm": 1.1, "learning_rate": 1e-5, "epoch": epochs * n / len(losses), "step": n * every}
+        row = {
+            "loss": loss,
+            "grad_norm": 1.1,
+            "learning_rate": 1e-5,
+            "epoch": epochs * n / len(losses),
+            "step": n * every,
+        }
         lines.append(f"{row}\n")
         if held and n in held:
             lines.append(f"{ {'eval_loss': held[n], 'eval_runtime': 3.1, 'step': n * every} }\n")
