@@ -452,7 +452,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "part that was not made, a function that returned nothing", "the frame above names it; print it one call earlier"),
     (r"A module that was compiled using NumPy 1|numpy\.dtype size changed|numpy\.core\.multiarray failed",
      "a package was compiled for another NumPy (1.x against 2.x)", "pip install 'numpy<2', or update the package"),
-    (r"requires the (?:[\w.-]+) library but it was not found|requires? .{0,40}(?:to be installed|, which is not installed)",
+    (r"requires the (?:[\w.-]+) library but it was not found"
+     r"|requires? .{0,40}(?:to be installed|, which is not installed)",
      "a package is not installed that a part of the model asks for (its processor of images or videos, a tokenizer, a "
      "backend)", "pip install it into the Python that runs the trainer (torchvision beside the installed torch), and "
      "start again"),

@@ -42,7 +42,8 @@ _LACKS = regex(
 )
 #: Two numbers of which the first is too large: 5284 > 4096, 5284 is longer than the limit 4096.
 _OVER = regex(
-    r"(?i)\b(?P<what>[\w ]{0,40}?)(?:\s|=|\()(?P<a>\d{2,9})\)?\s?(?:tokens? )?(?:>=?|(?:is |are )?(?:longer|larger|greater|more) than"
+    r"(?i)\b(?P<what>[\w ]{0,40}?)(?:\s|=|\()(?P<a>\d{2,9})\)?\s?(?:tokens? )?"
+    r"(?:>=?|(?:is |are )?(?:longer|larger|greater|more) than"
     r"|exceeds?(?: the)?|is over|over the)\s?[^\d\n]{0,60}?(?P<b>\d{2,9})\b"
 )
 _OF_TOKENS = regex(r"(?i)seq|token|length|prompt|context|packed|position|cutoff|max_len")

@@ -71,7 +71,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:double free or corruption|free\(\): |munmap_chunk\(\)|corrupted size vs|malloc\(\): |corrupted "
         r"double-linked)"
         r"|^\s*(?:Floating point exception|Illegal instruction)(?: \(core dumped\))?\s*$|[Tt]erminated by signal \d+"
-        r"|exits with return code = -?[1-9]|(?:(?<!died, )[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-(?!1\b)\d+"
+        r"|exits with return code = -?[1-9]|(?:(?<!died, )[Ee]xit(?:ed with)? code:?"
+        r"|finished with exit code) (?:-(?!1\b)\d+"
         r"|13[4-9]|143)\b|died, exit code: -(?!15\b)\d"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
         r"|Worker exit type: SYSTEM_ERROR"
@@ -81,7 +82,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     # Failures that are no exception's line: gloo's, Ray's, the engines', a command line's.
     (
         "failed",
-        r"^(?:\S*/)?python[\d.]{0,6}: (?:No module named|can't open file|Error while finding)|Gloo connectFullMesh failed|gloo/transport/tcp/\S+\] |client socket has (?:failed|timed out)"
+        r"^(?:\S*/)?python[\d.]{0,6}: (?:No module named|can't open file|Error while finding)"
+        r"|Gloo connectFullMesh failed|gloo/transport/tcp/\S+\] |client socket has (?:failed|timed out)"
         r"|cannot be scheduled right now|No available node types can fulfill|Could not override '|Duplicate GPU "
         r"detected"
         r"|Call to (?:connect|bind|accept|ibv_)\w* .{0,80}(?:failed|returned)|marked dead because|missed too many "
@@ -137,7 +139,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     # What a trainer says behind its last step.
     (
         "finished",
-        r"['\"]train_runtime['\"]: |\] Process \d+ exits successfully|^(?:\d{1,4}: )?\W*train metrics \*{3,}|Training completed\. Do not forget to share"
+        r"['\"]train_runtime['\"]: |\] Process \d+ exits successfully"
+        r"|^(?:\d{1,4}: )?\W*train metrics \*{3,}|Training completed\. Do not forget to share"
         r"|(?i:^(?!.{0,60}\b(?:epoch|step|phase|stage|iteration|batch)\b)\W{0,8}(?:[\w-]{1,20} ){0,2}"
         r"train(?:ing)? (?:is |has |was )?(?:been )?(?:complete[d]?|finished|done)(?: successfully)?\b"
         r"(?!.{0,40}\bfailed))",
@@ -235,7 +238,8 @@ HINT = regex(
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with "
     r"overrides"
-    r"|exits successfully|[Dd]ebugger|[Pp]db\b|Rdb\)|reakpoint|ray debug|ython[\d.]*: |Stale file|input file: |format error|No such file|Permission denied|Text file busy|train_runtime"
+    r"|exits successfully|[Dd]ebugger|[Pp]db\b|Rdb\)|reakpoint|ray debug|ython[\d.]*: "
+    r"|Stale file|input file: |format error|No such file|Permission denied|Text file busy|train_runtime"
     r"|train metrics|[Tt]rain(?:ing)? .{0,10}(?:[Cc]omplete|[Ff]inished|[Dd]one)"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
     r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "

@@ -31,8 +31,8 @@ from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_progress import Progress
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
-from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.metrics import EPOCHS
+from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
 from replay_core.file_spans import kept_while_unchanged, regular

@@ -199,8 +199,8 @@ def glance(log: RunLog) -> Iterator[Finding]:
     means of its thirds), and a sign of why is logged: .15 of the steps without a spread or loss, .2 of the responses
     cut, a reward function that never pays, a KL below .003; so in 300 lines without one. Worth knowing is one that
     wavers by less than a hundredth in 5 lines and more, and a share of right answers of .05 that does not rise in 5: a
-    warning in 20. A reward of 6 to 11 lines that goes down (Kendall's tau -.6) to .8 of its first third is worth knowing, to .6 a
-    warning.
+    warning in 20. A reward of 6 to 11 lines that goes down (Kendall's tau -.6) to .8 of its first third is worth
+    knowing, to .6 a warning.
     One (or a reward) whose last two of 10 values and more fall out of the range of all before by more than that range,
     to a tenth: a warning. A loss, where no reward is logged, that comes from under 5 to 8.5 nats and more: a warning.
     """

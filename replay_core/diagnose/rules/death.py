@@ -62,8 +62,9 @@ def died(log: RunLog) -> Iterator[Finding]:
     beside what reached the top, and Ray's driver names the class. What known texts mean is a table
     (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
     the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
-    follow: that is another start of the run. A traceback that more metrics follow, or steps of the bar, was caught: info;
-    and so was one that a logger or a line of the program's own announces, where its process goes on. A log that ends
+    follow: that is another start of the run. A traceback that more metrics follow, or steps of the bar, was caught:
+    info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
+    ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
     D36's.
     """

@@ -272,7 +272,7 @@ def test_a_run_that_waits_in_a_debugger(tmp_path: Path, line: str) -> None:
 
 
 def test_a_wait_that_has_only_begun_is_none(tmp_path: Path) -> None:
-    line = "(pid=5) Waiting for register center actor abc_register_center to be ready. Elapsed time: {} seconds out of 300 seconds.\n"
+    line = "(pid=5) Waiting for register center actor abc to be ready. Elapsed time: {} seconds out of 300 seconds.\n"
     assert found(tmp_path, line.format(0), "L26") is None
     assert found(tmp_path, "".join(line.format(n) for n in range(0, 280, 30)), "L26") is not None
 
@@ -322,10 +322,11 @@ def test_what_is_neither_free_nor_this_processs_own_is_anothers(tmp_path: Path) 
 
 
 def test_a_layer_that_is_computed_again_in_the_backward(tmp_path: Path) -> None:
+    torch = "/p/site-packages/torch"
     frames = (
-        'Traceback (most recent call last):\n  File "/p/site-packages/torch/utils/checkpoint.py", line 321, in backward\n'
+        f'Traceback (most recent call last):\n  File "{torch}/utils/checkpoint.py", line 321, in backward\n'
         "    torch.autograd.backward(outputs)\n"
-        '  File "/p/site-packages/torch/autograd/graph.py", line 823, in _engine_run_backward\n    return run_backward(\n'
+        f'  File "{torch}/autograd/graph.py", line 823, in _engine_run_backward\n    return run_backward(\n'
     )
     one = of_memory(tmp_path, memory("5.72 GiB", "5.21 GiB", "36.00 GiB", "2.44 GiB", frames))
     assert "gradient checkpointing" in one.cause
