@@ -27,8 +27,9 @@ def overfits(log: RunLog) -> Finding | None:
     result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
     and more. Of demonstrations: a validation's loss that is .15 and more above its least in each of the last 2 of 5
     evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning; of
-    3 and 4 evaluations where each is as high as the one before, and half is left of training's. A share of right held-out pairs below .65 that does not rise over 3 evaluations and more behind the first, while the
-    loss falls by a fifth: worth knowing.
+    3 and 4 evaluations where each is as high as the one before, and half is left of training's. A share of right
+    held-out pairs below .65 that does not rise over 3 evaluations and more behind the first, while the loss falls by a
+    fifth: worth knowing.
     """
     if (learnt := _by_heart(log)) is not None or not log.has("reward") or not log.has("held_out"):
         return learnt

@@ -42,8 +42,8 @@ def unfinished(log: RunLog) -> Finding | None:
     total that the log states, is more than a step and 3 % short of the end, and no line tells of an error or of
     training's end: worth knowing, as a run that still goes on and a part that was copied look alike. A warning where a
     later line tells that the process has ended all the same (a tracker's summary, a shell's prompt, an exit code), or
-    where training was begun twice and more and no step was taken. A checkpoint's state ends where it was saved: silent. A
-    program's log (its lines have clocks) that tells of no step and of no error is said to.
+    where training was begun twice and more and no step was taken. A checkpoint's state ends where it was saved: silent.
+    A program's log (its lines have clocks) that tells of no step and of no error is said to.
     """
     far = _far(log)
     if far is None:
