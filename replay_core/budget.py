@@ -44,8 +44,8 @@ _UNTIMED = 64
 #: Fields of one record: a tensor's name and place take more bytes, and so does a metric's.
 FLOOR_FIELDS, BYTES_PER_FIELD = 1 << 13, 32
 #: CPU seconds of all readings of one file since it was opened. Genuine files take .02 s for a megabyte of JSON, up to
-#: 3 for one of a log's short lines, more where other processes share the cores and their caches.
-FLOOR_SECONDS, SECONDS_PER_MIB = 0.75, 4.0
+#: 3 for one of a log's short lines, and twice that and more where other processes share the cores and their caches.
+FLOOR_SECONDS, SECONDS_PER_MIB = 1.5, 8.0
 #: Of each record, so much is not counted: a log of 15,000 steps is asked for each of them once it is known.
 FREE_SECONDS = 0.0005
 #: A look at the thread's clock may be so many seconds old. It costs a call of the kernel, and on a box that others use

@@ -186,7 +186,8 @@ def _log(path: Path) -> _Log:
         if not values and last is None:
             log.settings.take(line.text)
         if values:
-            if "train_runtime" in values:
+            # LLaMA-Factory says on every step's line how long it has run.
+            if "train_runtime" in values and values.keys().isdisjoint(("loss", "grad_norm")):
                 log.events.setdefault((last, line.rank), []).append(
                     Event("finished", line.text.strip()[:200], line.number, line.rank)
                 )
