@@ -28,7 +28,7 @@ _NO_TRAINING = regex(
 #: A counter of a line: Step 3/100, step 3 of 100, iteration 3/ 100 |, [tag]  3/50 | loss=...
 _COUNTER = regex(
     r"(?i)(?:\b(?:global[_ ])?(?:step|iter(?:ation)?|update)s?\s{0,4}[:=#]?\s{0,4}|^(?:\[[^\]]{1,60}\])?\s{0,8})[\[(]?"
-    r"(?P<at>\d{1,9})\s?(?:/|of)\s{0,8}(?P<of>\d{1,9})(?=[\])\s|:,]|$)"
+    r"(?P<at>\d{1,9})\s?(?:/|of)\s{0,8}(?P<of>\d{1,9})(?=[\])\s|:,]|$)(?!\s+\d{1,2}:\d\d)"
 )
 #: LLaMA-Factory's rows and ms-swift's.
 _ROW = regex(
@@ -51,14 +51,18 @@ _OVER = regex(
     r"|(?i:^\W{0,8}(?:job|run|script) (?:has )?(?:ended|exited|stopped|terminated)\b)"
 )
 _HINT = regex(
-    r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code|(?i:ended|stopped)"
+    r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code|(?i:early|reached|val_only|ended|stopped)"
 )
 #: Lines with a clock that make a text a program's log.
 _CLOCK, _CLOCKS = regex(r"\b\d\d:\d\d:\d\d\b"), 3
 #: Lines that are looked at whole.
 _LONGEST = 4000
-#: Behind these no counter counts steps: a share of tasks, of ranks, of samples.
-_FEWEST = 2
+#: What says that it was to end before its last step.
+_MEANT = regex(
+    r"(?i)early[ _-]?stop(?!ping_)|stopp?ing (?:training )?early|reached (?:the )?(?:max|target|best)|val_only"
+)
+#: Steps of a bar, and of a counter: five parts of a script are numbered, too; and how often a counter has to rise.
+_FEWEST, _MANY, _RISES = 2, 10, 3
 
 
 class _Count(Struct):
@@ -68,6 +72,7 @@ class _Count(Struct):
     took: float = 0.0
     first: int = 0
     """The line that first told of it."""
+    rises: int = 0
     rose: int = 0
     before: int = 0
     """The lines on which it last rose, and rose before that."""
@@ -97,6 +102,7 @@ class Progress:
         self._total: tuple[int, int] | None = None
         self._starts: list[int] = []
         self._over: tuple[int, str] | None = None
+        self._is_meant = False
         self._clocked = 0
         self._last: tuple[int, str] = 0, ""
 
@@ -110,6 +116,7 @@ class Progress:
             self._clocked += self._clocked < _CLOCKS and _CLOCK.search(text[:80]) is not None
         if _HINT.search(text) is None:
             return
+        self._is_meant = self._is_meant or _MEANT.search(text) is not None
         if "|" in text and (bar := _BAR.match(text.lstrip())) is not None:
             if not _NO_TRAINING.search(bar["label"]):
                 self._count(self._bars, int(bar["at"]), int(bar["of"]), line.number, _seconds(bar["took"]))
@@ -132,7 +139,7 @@ class Progress:
         # A summary counts something else of as many: `zero-reward steps: 9/50`. A restart counts from the beginning.
         if at >= count.at or at <= 1:
             if at > count.at:
-                count.rose, count.before = line, count.rose
+                count.rose, count.before, count.rises = line, count.rose, count.rises + 1
             count.at, count.line, count.took = at, line, max(took, count.took)
 
     def told(self, last_step: int | None = None, at_line: int = 0) -> Told | None:
@@ -140,15 +147,15 @@ class Progress:
         count = max(self._bars.values(), key=lambda one: (one.took, one.of), default=None)
         if count is None:
             # A counter counts up: one that is told once, or that stands, is a share of something else.
-            count = max((one for one in self._counter.values() if one.line > one.first), key=lambda one: one.line,
-                        default=None)  # fmt: skip
+            counts = (one for one in self._counter.values() if one.rises >= _RISES and one.of >= _MANY)
+            count = max(counts, key=lambda one: one.line, default=None)
         if count is None and self._total is not None:
             of, line = self._total
             at = last_step if last_step is not None and last_step <= of else 0
             count = _Count(at, of, max(line, at_line if last_step is not None else line))
         if count is None or count.of < _FEWEST:
             return None
-        over = self._over if self._over is not None and self._over[0] > count.line else None
+        over = self._over if self._over is not None and self._over[0] > count.line and not self._is_meant else None
         return Told(
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
             "" if over is None else over[1], count.before,

@@ -185,7 +185,8 @@ def glance(log: RunLog) -> Iterator[Finding]:
     entropy of exactly 0 (info) or of 8 to 12.9 nats, one mean length in 3 lines and more that is a limit, responses
     under 3 tokens, a learning rate of 0 in every one of 2 and more, an explained variance under -1, no end token,
     summed logits, rewards over 10,000, a KL of 0 in 3 lines (all info). A reward of 0 in every line: a warning. A
-    reward function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing, as is one of
+    reward function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing (a warning in 8 in
+    which the whole reward does not rise either), as is one of
     another number but 1 in 3 while another function wavers; that in 4 and more is a warning. A share of right pairs
     under .6 after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of any length:
     an error.
@@ -274,17 +275,40 @@ def _of_one_number(log: RunLog) -> Iterator[Finding]:
             )
     if nothing:
         names = [series.name for series in nothing]
-        yield info(
+        flat = _rests_too(log, nothing[0])
+        yield finding(
+            "warning" if flat is not None else "info",
             f"{'a reward is' if len(names) == 1 else 'rewards are'} never given: {', '.join(names[:5])} "
-            f"{'is' if len(names) == 1 else 'are'} 0 in every line",
+            f"{'is' if len(names) == 1 else 'are'} 0 in every line"
+            + (
+                ""
+                if flat is None
+                else f", and what is paid does not rise ({flat.name} {flat.finite[0]:.3g} to "
+                f"{flat.finite[-1]:.3g} in {len(flat.finite)} lines)"
+            ),
             nothing[0],
             nothing[0].shown(0.0, "> 0 for some response"),
+            *([] if flat is None else [flat.shown(flat.finite[-1], f"> {flat.finite[0]:.3g}")]),
             link="groups",
             cause="the model does not write what is looked for (a tag or form that the prompt does not ask for, too "
             "small a model, a limit that cuts it off), or the function never matches (a regular expression that does "
             "not cross lines, another column, an exception that is scored 0): what is never paid is not learnt",
             next_step="read ten responses; call the function by hand on one that should be paid",
         )
+
+
+#: Lines over which a reward that one function never adds to is flat, and by how much of itself it may waver.
+FLAT_LINES, FLAT_BY = 8, 0.1
+
+
+def _rests_too(log: RunLog, never: Series) -> Series | None:
+    """The whole reward, where it stays where it was over as many lines as say that a function never pays."""
+    reward = log.get("reward")
+    if reward is None or min(len(reward.finite), len(never.finite)) < FLAT_LINES or trends.rises(reward.finite):
+        return None
+    third = len(reward.finite) // 3
+    begun, now = (sum(part) / third for part in (reward.finite[:third], reward.finite[-third:]))
+    return reward if begun > 0 and now <= (1 + FLAT_BY) * begun else None
 
 
 class _RunsAway(Struct, frozen=True):

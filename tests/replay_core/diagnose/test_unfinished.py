@@ -343,3 +343,42 @@ def of_summary(folder: Path, name: str) -> Diagnosis:
 
 def test_a_trackers_summary_is_read_as_metrics(tmp_path: Path) -> None:
     assert [one.id for one in of_summary(tmp_path, "wandb-summary.json").findings if one.severity != "info"] == ["D01"]
+
+
+def test_clocks_parts_of_a_script_and_shares_are_no_steps(tmp_path: Path) -> None:
+    dated = "".join(f"[04/18 03:20:{n:02d}] INFO loading part {n}\n" for n in range(9))
+    parts = "".join(f"Step {n}/5: prepare\n" for n in range(1, 4))
+    summed = "".join(f"Step {n}/50 | loss 0.1 | reward 0.2\n" for n in range(1, 51)) + "Zero-reward steps: 9/50 (18%)\n"
+    for text in (dated, parts, summed):
+        assert found(tmp_path, trl([{}] * 3) + text, "L42") is None
+
+
+def test_a_run_that_is_stopped_early_on_purpose_is_no_warning(tmp_path: Path) -> None:
+    text = trl([{}] * 3) + bars(40, 100) + "\nEarly stopping triggered at step 40\nwandb: Run summary:\n"
+    one = found(tmp_path, text, "L42")
+    assert one is None or one.severity == "info"
+
+
+def test_a_line_of_each_step_that_tells_its_runtime_is_no_end(tmp_path: Path) -> None:
+    line = "{{'loss': 0.0107, 'grad_norm': 0.29, 'learning_rate': 3e-05, 'epoch': 2.3, 'train_runtime': {}}}\n"
+    text = "".join(line.format(37129 + n) for n in range(5)) + bars(400, 1000)
+    one = found(tmp_path, text, "L42")
+    assert one is not None
+    assert "step 400 of 1,000" in one.claim
+
+
+def test_a_program_that_says_nothing_of_steps_is_told_where_it_ends(tmp_path: Path) -> None:
+    lines = "".join(f"2025-11-02 05:41:2{n} INFO loading the tokenizer, part {n}\n" for n in range(5))
+    one = found(tmp_path, lines, "L42")
+    assert one is not None
+    assert one.severity == "info"
+    assert "no step of training" in one.claim
+
+
+def test_a_function_that_never_pays_beside_a_reward_that_rests(tmp_path: Path) -> None:
+    def of(rewards: list[float]) -> Finding:
+        text = trl([{"reward": each, "rewards/accuracy/mean": each, "rewards/format/mean": 0.0} for each in rewards])
+        return next(one for one in diagnosed(tmp_path, text).findings if "never given" in one.claim)
+
+    assert of([1.2, 1.25, 1.18, 1.22, 1.26, 1.19, 1.2, 1.21, 1.24]).severity == "warning"
+    assert of([0.2, 0.25, 0.3, 0.36, 0.4, 0.46, 0.5, 0.56, 0.6]).severity == "info"
