@@ -443,6 +443,12 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the configuration has no such key, or lacks one: mistyped, moved in a newer version, or to be added by +key=; "
      "where the framework's own code reads or writes it (last frame), code and configuration are of two versions",
      "compare with the version's default configuration; +key=value adds a new one"),
+    (r"(?:unknown|unexpected|unrecogni[sz]ed|invalid|unused) (?:keys?|fields?|options?|parameters?)\b.{0,12}[(\[{:'\"]"
+     r"|Some keys? .{0,80}not used by",
+     "a configuration file holds keys that the installed version does not know: written for another version, or "
+     "mistyped",
+     "take the keys that it names out, or install the version that the file was written for; the version's own example "
+     "of that file beside it"),
     (r"unrecognized arguments|error: (?:the following )?arguments?|invalid choice:|validation errors? for "
      r"|ValidationError"
      r"|(?:Scanner|Parser|Constructor)Error", "the configuration or command line does not validate: an option that "

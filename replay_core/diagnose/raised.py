@@ -20,7 +20,7 @@ from replay_core.regexes import regex
 _FRAME = regex(r'^File "([^"]*)", line (\d+|\?)(?:, in (.*))?$')
 #: Where packages lie. A framework that is installed to be edited lies beside the run's own code, and is as good as it.
 _LIBRARY = regex(
-    r"/(?:site|dist)-packages/|/lib/python\d|^<|/(?:torch|transformers|ray|vllm|sglang|deepspeed)/[\w/]+\.py"
+    r"/(?:site|dist)-packages/|/lib/python\d|^<|/(?:s?bin|Scripts)/[\w.-]+$|/(?:torch|transformers|ray|vllm|sglang|deepspeed)/[\w/]+\.py"
 )
 
 

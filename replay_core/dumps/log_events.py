@@ -253,7 +253,7 @@ HINT = regex(
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
     r"(?:\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2}\d{1,4})*\]?"
-    r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\]?:?"
+    r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SUCC)\]?:?"
     r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|[EWIFC]\d{4}|\d{1,7}(?= "
     r"[\w./-]+\.py:)"
     r"|[-–|]{1,2})"
@@ -563,6 +563,11 @@ class Watch:
         if kind is None:
             return None
         if kind == "traceback" and _CLOSES.search(line.text):
+            self._took(line.stream)
+            return None
+        # Ray says once what several workers say, and leaves the head of what was ignored out.
+        if kind == "traceback" and line.stream in self._harmless and line.stream not in self._inside:
+            self._harmless.discard(line.stream)
             self._took(line.stream)
             return None
         frames = self._took(line.stream) if kind in DEATHS else ()

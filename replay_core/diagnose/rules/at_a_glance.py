@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, shown, warning
-from replay_core.diagnose.resting import rests, signs
+from replay_core.diagnose.resting import Rest, rests, signs
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.learning import tells_of_rate
 from replay_core.diagnose.rules.states import MOST_NATS, FigureState, Test
@@ -283,12 +283,12 @@ def _of_one_number(log: RunLog) -> Iterator[Finding]:
             + (
                 ""
                 if flat is None
-                else f", and what is paid does not rise ({flat.name} {flat.finite[0]:.3g} to "
-                f"{flat.finite[-1]:.3g} in {len(flat.finite)} lines)"
+                else f", and what is paid does not rise ({flat.reward.name} is {flat.begun:.3g} in the first third of "
+                f"{flat.steps} lines and {flat.now:.3g} in the last)"
             ),
             nothing[0],
             nothing[0].shown(0.0, "> 0 for some response"),
-            *([] if flat is None else [flat.shown(flat.finite[-1], f"> {flat.finite[0]:.3g}")]),
+            *([] if flat is None else [flat.reward.shown(flat.now, f"> {flat.begun:.3g}")]),
             link="groups",
             cause="the model does not write what is looked for (a tag or form that the prompt does not ask for, too "
             "small a model, a limit that cuts it off), or the function never matches (a regular expression that does "
@@ -301,14 +301,14 @@ def _of_one_number(log: RunLog) -> Iterator[Finding]:
 FLAT_LINES, FLAT_BY = 8, 0.1
 
 
-def _rests_too(log: RunLog, never: Series) -> Series | None:
+def _rests_too(log: RunLog, never: Series) -> Rest | None:
     """The whole reward, where it stays where it was over as many lines as say that a function never pays."""
     reward = log.get("reward")
     if reward is None or min(len(reward.finite), len(never.finite)) < FLAT_LINES or trends.rises(reward.finite):
         return None
     third = len(reward.finite) // 3
     begun, now = (sum(part) / third for part in (reward.finite[:third], reward.finite[-third:]))
-    return reward if begun > 0 and now <= (1 + FLAT_BY) * begun else None
+    return Rest(reward, begun, now, len(reward.finite)) if begun > 0 and now <= (1 + FLAT_BY) * begun else None
 
 
 class _RunsAway(Struct, frozen=True):

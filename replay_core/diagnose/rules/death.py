@@ -77,6 +77,9 @@ def died(log: RunLog) -> Iterator[Finding]:
         one for one in told
         if (one.point.line or 0) > last.get(one.point.path, 0) and (one.point.path, one.point.line) not in logged
     ]  # fmt: skip
+    # Tasks that are cancelled, and nothing else, are those of a program that closes.
+    if all(_CANCELLED.match(one.text) for one in at_the_end):
+        at_the_end = []
     if (crashes := _again_and_again(told, at_the_end)) is not None:
         yield crashes
         return
@@ -110,9 +113,14 @@ def died(log: RunLog) -> Iterator[Finding]:
         )
 
 
+_CANCELLED = regex(r"^(?:\w+\.)*CancelledError\b|^RuntimeError: (?:Event loop is closed|cannot schedule new futures)")
+
+
 def _last_work(log: RunLog) -> dict[str | None, int]:
     """By file, the last line that logs a value, or on which the bar of steps went on before its last rise."""
     found = log.last_lines()
+    for one in log.events("finished", "succeeded"):
+        found[one.point.path] = max(found.get(one.point.path, 0), one.point.line or 0)
     for one in log.events(PROGRESS):
         rose = next((line[5:] for line in one.text.splitlines()[1:] if line.startswith("rose ")), "0")
         found[one.point.path] = max(found.get(one.point.path, 0), int(rose))
@@ -411,6 +419,10 @@ _AT = regex(r"^.{0,400}\b(\d+/\d+) \[[\d:]+<[\d:?]+, [^\]]{0,40}(?:it/s|s/it)\]"
 _BAR = regex(r"^.{0,400}?(?:it/s|s/it)[^\]]{0,200}\]\s*(?=\S)")
 
 
+#: A path of many folders, and its last two names.
+_PATH = regex(r"(?<![\w.:/])/(?:[^\s/'\":]{1,80}/){3,30}([^\s/'\":]{1,80}/[^\s/'\":]{1,80})")
+
+
 def _words(one: Told) -> str:
     first, *more = one.text.splitlines()
     first = _BAR.sub("", first)
@@ -419,6 +431,8 @@ def _words(one: Told) -> str:
     text = f"{first} {below}" if first.rstrip().endswith(":") and below else first
     # Which fields of a configuration are wrong is what there is to say.
     text, most = text.removeprefix("pydantic_core._pydantic_core."), 240 if "validation error" in text else 120
+    if len(text) > most:
+        text = _PATH.sub(lambda path: f".../{path[1]}", text)  # what is wrong with it stands behind it
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

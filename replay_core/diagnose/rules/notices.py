@@ -360,6 +360,8 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     """The error that loggers tell of most often."""
     alike: dict[str, list[Told]] = {}
     for told in log.events("error"):
+        if "dependency resolver" in told.text:
+            continue  # pip's word of packages that it leaves as they are
         alike.setdefault(_NUMBERS.sub("#", told.text.splitlines()[0][:160]), []).append(told)
     lines = max(alike.values(), key=len, default=[])
     if len(lines) < AGAIN:
@@ -395,7 +397,8 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
 
 
 #: Of a run that pays for no answer, generation that is greedy is an evaluation's, as it should be.
-_GREEDY, _PAID = regex(r"`do_sample`"), ("reward", "reward_std", "reward_function", "frac_zero_std", "advantage_max")
+_GREEDY, _PAID = regex(r"`do_sample`"), ("reward", "reward_std", "frac_zero_std", "advantage_max")
+_TRAINS = ("loss", "pg_loss", "grad_norm", "learning_rate")
 _UNHEARD = regex(r"None of the inputs have requires_grad")
 
 
@@ -435,7 +438,9 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         why = None if why is None or why.general or why.follows or why.cause.startswith("the reward failed") else why
         if known.link == "gradient" and _UNHEARD.search(text) and any(value > 0 for value in _norms(log)):
             continue  # printed of a forward that wants no gradient, as the reference's: those that do have one
-        greedy = _GREEDY.search(text) is not None and not any(map(log.has, _PAID))
+        greedy = _GREEDY.search(text) is not None and (
+            not any(map(log.has, _PAID)) or not any(map(log.has, _TRAINS)) or log.has("pair_reward")
+        )
         mild = (
             greedy
             or len(lines) < known.fewest

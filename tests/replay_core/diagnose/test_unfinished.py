@@ -382,3 +382,42 @@ def test_a_function_that_never_pays_beside_a_reward_that_rests(tmp_path: Path) -
 
     assert of([1.2, 1.25, 1.18, 1.22, 1.26, 1.19, 1.2, 1.21, 1.24]).severity == "warning"
     assert of([0.2, 0.25, 0.3, 0.36, 0.4, 0.46, 0.5, 0.56, 0.6]).severity == "info"
+
+
+def test_a_long_path_does_not_hide_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = "/mnt/cluster/users/somebody/projects/grpo-dynamics/configs/accelerate_multi_gpu.yaml"
+    last = f"ValueError: The config file at {path} had unknown keys (['main_training_tp_size']), please try upgrading"
+    one = first(tmp_path, raising(last, 'File "/w/.venv/bin/accelerate", line 10, in <module>\n    sys.exit(main())'))
+    assert "a configuration file holds keys" in one.claim
+    assert "main_training_tp_size" in one.claim
+
+
+def test_tasks_that_are_cancelled_as_a_program_closes_are_no_death(tmp_path: Path) -> None:
+    closes = raising("asyncio.exceptions.CancelledError", 'File "/w/move.py", line 214, in close\n    loop.run(task)')
+    assert (one := found(tmp_path, closes + "wandb: Find logs at: wandb/run-1/logs\n", "L06")) is not None
+    assert one.severity == "info"
+    why = raising("ValueError: no such answer", 'File "/w/train.py", line 3, in main\n    f()')
+    assert first(tmp_path, why + closes).claim.endswith("ValueError: no such answer")
+
+
+def test_what_python_ignores_ends_nothing_though_ray_leaves_its_head_out(tmp_path: Path) -> None:
+    ignored = (
+        "(W pid=2) Exception ignored in: <function CompiledFxGraph.__del__ at 0x7d> [repeated 26x across cluster]\n"
+        '(W pid=2)   File "/p/site-packages/torch/_inductor/output_code.py", line 9, in __del__\n'
+        "(W pid=2)     if self.compiled_fn_runner is not None: [repeated 26x across cluster]\n"
+        "(W pid=2) AttributeError: 'CompiledFxGraph' object has no attribute 'compiled_fn_runner'\n"
+    )
+    assert found(tmp_path, trl([{}] * 3) + ignored, "L06") is None
+
+
+def test_an_exception_before_the_word_that_the_job_succeeded_ended_nothing(tmp_path: Path) -> None:
+    raised = raising("ValueError: no", 'File "/w/a.py", line 3, in worker\n    f()')
+    over = "2026-02-27 04:52:30,696\tSUCC cli.py:66 -- \x1b[32mJob 'raysubmit_sqPU8' succeeded\x1b[39m\n"
+    assert first(tmp_path, trl([{}] * 3) + raised).id == "L06"
+    assert (one := found(tmp_path, trl([{}] * 3) + raised + over, "L06")) is not None
+    assert one.severity == "info"
+
+
+def test_an_evaluations_temperature_of_0_is_as_it_should_be(tmp_path: Path) -> None:
+    text = "".join(f"step {n} | temperature 0.0 | accuracy 0.41\n" for n in range(1, 20))
+    assert found(tmp_path, text, "L31") is None
