@@ -253,7 +253,8 @@ HINT = regex(
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
     r"(?:\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2}\d{1,4})*\]?"
-    r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SUCC)\]?:?"
+    r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
+    r"|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SUCC)\]?:?"
     r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|[EWIFC]\d{4}|\d{1,7}(?= "
     r"[\w./-]+\.py:)"
     r"|[-–|]{1,2})"

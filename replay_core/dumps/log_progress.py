@@ -51,8 +51,11 @@ _OVER = regex(
     r"|(?i:^\W{0,8}(?:job|run|script) (?:has )?(?:ended|exited|stopped|terminated)\b)"
 )
 _HINT = regex(
-    r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code|(?i:early|reached|val_only|ended|stopped)"
+    r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code"
+    r"|(?i:early|reached|val_only|ended|stopped)"
 )
+#: Seconds and lines for which other lines go on before a bar of steps is said to stand, and steps that would fit in.
+_STANDS, _A_DAY, _STANDS_LINES, _MANY_STEPS, _FIRST, _FORM = 1800, 86400, 10, 20, 360, regex(r"[\d\W]+")
 #: Lines with a clock that make a text a program's log.
 _CLOCK, _CLOCKS = regex(r"\b\d\d:\d\d:\d\d\b"), 3
 #: Lines that are looked at whole.
@@ -91,6 +94,8 @@ class Told(Struct, frozen=True):
     over_text: str
     rose: int
     """The last line but one on which it rose: what stands before did not end the run."""
+    stood: int = 0
+    """Seconds for which other lines go on behind it."""
 
 
 class Progress:
@@ -103,6 +108,8 @@ class Progress:
         self._starts: list[int] = []
         self._over: tuple[int, str] | None = None
         self._is_meant = False
+        #: By stream and form of a line, the last clock, the seconds since the first, and lines; behind the last rise.
+        self._since: dict[tuple[str, str], list[float]] = {}
         self._clocked = 0
         self._last: tuple[int, str] = 0, ""
 
@@ -113,11 +120,14 @@ class Progress:
             text = text[:_LONGEST]
         if text:
             self._last = line.number, text
-            self._clocked += self._clocked < _CLOCKS and _CLOCK.search(text[:80]) is not None
+            if (clock := _CLOCK.search(text[:80])) is not None:
+                self._clocked += self._clocked < _CLOCKS
+                self._go_on(line.stream, text[: clock.start()], clock[0])
         if _HINT.search(text) is None:
             return
         self._is_meant = self._is_meant or _MEANT.search(text) is not None
         if "|" in text and (bar := _BAR.match(text.lstrip())) is not None:
+            self._since.clear()  # a validation, or a batch of responses, is work, too
             if not _NO_TRAINING.search(bar["label"]):
                 self._count(self._bars, int(bar["at"]), int(bar["of"]), line.number, _seconds(bar["took"]))
             return
@@ -132,6 +142,22 @@ class Progress:
         if _OVER.search(text) is not None:
             self._over = line.number, text.strip()[:160]
 
+    def _go_on(self, stream: str, before: str, clock: str) -> None:
+        """A line with a clock behind the last rise: of one stream and form, as others are of other time zones."""
+        now = _seconds(clock)
+        key = stream, _FORM.sub("", before)[:24]
+        since = self._since.setdefault(key, [now, 0.0, 0.0])
+        since[1] += (now - since[0]) % 86400
+        since[0] = now
+        since[2] += 1
+
+    def _stood(self, count: _Count) -> int:
+        """Seconds for which lines go on and no step is taken, many times what a step takes; 0 of any other run."""
+        longest = max((took for _, took, lines in self._since.values() if lines >= _STANDS_LINES), default=0.0)
+        # The first step compiles, loads and samples: what it takes nothing tells.
+        a_step = count.took / count.at if count.at else _FIRST
+        return int(longest) if _STANDS <= longest < _A_DAY and longest > _MANY_STEPS * a_step else 0
+
     def _count(self, known: dict[int, _Count], at: int, of: int, line: int, took: float = 0.0) -> None:
         if of < _FEWEST or at > of:
             return
@@ -139,6 +165,7 @@ class Progress:
         # A summary counts something else of as many: `zero-reward steps: 9/50`. A restart counts from the beginning.
         if at >= count.at or at <= 1:
             if at > count.at:
+                self._since.clear()
                 count.rose, count.before, count.rises = line, count.rose, count.rises + 1
             count.at, count.line, count.took = at, line, max(took, count.took)
 
@@ -158,7 +185,7 @@ class Progress:
         over = self._over if self._over is not None and self._over[0] > count.line and not self._is_meant else None
         return Told(
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
-            "" if over is None else over[1], count.before,
+            "" if over is None else over[1], count.before, self._stood(count) if count.line > count.first else 0,
         )  # fmt: skip
 
     def ends(self) -> Told | None:

@@ -247,7 +247,7 @@ def moves(log: RunLog) -> bool:
 OF_WEIGHTS = 0.1
 
 
-_OF_TRAINING = ("loss", "pg_loss", "grad_norm", "learning_rate", "reward", "reward_std", "kl", "advantage_std")
+_OF_TRAINING = ("loss", "pg_loss", "grad_norm", "learning_rate", "reward_std", "kl", "advantage_std")
 
 
 def _holds(log: RunLog, series: Series, state: FigureState) -> bool:

@@ -27,6 +27,8 @@ class _Far(Struct, frozen=True):
     starts: int = 0
     over: str = ""
     over_line: int | None = None
+    stood: int = 0
+    """Seconds for which other lines go on."""
 
     @property
     def words(self) -> str:
@@ -41,9 +43,10 @@ def unfinished(log: RunLog) -> Finding | None:
     """The last bar or counter of steps (of several bars the one that ran longest), or the last logged step and the
     total that the log states, is more than a step and 3 % short of the end, and no line tells of an error or of
     training's end: worth knowing, as a run that still goes on and a part that was copied look alike. A warning where a
-    later line tells that the process has ended all the same (a tracker's summary, a shell's prompt, an exit code), or
-    where training was begun twice and more and no step was taken. A checkpoint's state ends where it was saved: silent.
-    A program's log (its lines have clocks) that tells of no step and of no error is said to.
+    later line tells that the process has ended all the same (a tracker's summary, a shell's prompt, an exit code),
+    where other lines go on by their clocks for half an hour and 20 steps' time, or where training was begun twice and
+    more and no step was taken. A checkpoint's state ends where it was saved: silent. A program's log (its lines have
+    clocks) that tells of no step and of no error is said to.
     """
     far = _far(log)
     if far is None:
@@ -68,18 +71,26 @@ def unfinished(log: RunLog) -> Finding | None:
         claim = f"training was begun {far.starts} times, and no step of {far.of:,} was ever logged"
     elif far.over:
         claim = f"the process ended at {far.words}, and no line says why"
+    elif far.stood:
+        claim = (
+            f"the run stands at {far.words}: other lines go on for {far.stood / 60:.0f} minutes, and no step is taken"
+        )
     elif not far.at:
         claim = f"the text ends before the first step of {far.of:,}, and nothing says why"
     else:
         claim = f"the text ends at {far.words}, and nothing says why"
     return finding(
-        "warning" if far.over or in_vain else "info",
+        "warning" if far.over or in_vain or far.stood else "info",
         claim,
         far.where,
         shown("last step", far.at, f"about {far.of}", f"line {far.where.line}" if far.where.line else "log"),
         *([shown("a later line", far.over, None, f"line {far.over_line}")] if far.over else []),
+        *([shown("minutes without a step", round(far.stood / 60, 1), None, "the lines' clocks")] if far.stood else []),
         *([shown("starts of training", far.starts, "1", "log")] if in_vain else []),
-        cause=("each attempt was given up or died without a word: " if in_vain else "")
+        cause="a hang: a rank that waits for a collective, an engine, judge or environment that does not answer, a "
+        "data worker that is stuck; what goes on are other processes' lines"
+        if far.stood and not far.over
+        else ("each attempt was given up or died without a word: " if in_vain else "")
         + (
             "the process was ended from outside, which writes nothing into this text (the kernel's OOM killer, a "
             "preemption, the walltime, a closed terminal, somebody who stopped it), or its error went to another file"
@@ -96,10 +107,13 @@ def _far(log: RunLog) -> _Far | None:
     if told:
         one = told[-1]
         at, _, of = said(one).partition("/")
-        facts = dict(line.split(" ", 1) for line in one.text.splitlines()[1:] if line.startswith(("starts ", "over ")))
+        facts = dict(
+            line.split(" ", 1) for line in one.text.splitlines()[1:] if line.startswith(("starts ", "over ", "stood "))
+        )
         over = int(facts["over"]) if "over" in facts else None
         return _Far(int(at), int(of), one.point.where(), int(facts.get("starts", 0)),
-                    one.text.splitlines()[-1] if over is not None else "", over)  # fmt: skip
+                    one.text.splitlines()[-1] if over is not None else "", over,
+                    int(facts.get("stood", 0)))  # fmt: skip
     planned = log.algorithm.number(PLANNED)
     # transformers' state lies in every checkpoint: that it ends there is how it was made.
     if planned is None or log.is_counted or any(path.endswith(".json") for path in log.paths):

@@ -421,3 +421,15 @@ def test_an_exception_before_the_word_that_the_job_succeeded_ended_nothing(tmp_p
 def test_an_evaluations_temperature_of_0_is_as_it_should_be(tmp_path: Path) -> None:
     text = "".join(f"step {n} | temperature 0.0 | accuracy 0.41\n" for n in range(1, 20))
     assert found(tmp_path, text, "L31") is None
+
+
+@pytest.mark.parametrize(("minutes", "stands"), [(5, True), (1, False)])
+def test_a_bar_that_stands_while_other_lines_go_on(tmp_path: Path, minutes: int, stands: bool) -> None:
+    beats = "".join(
+        f"(Engine pid=9) INFO 12-25 {10 + n * minutes // 60:02d}:{n * minutes % 60:02d}:01 [loggers.py:100] alive\n"
+        for n in range(14)
+    )
+    one = found(tmp_path, trl([{}] * 3) + bars(40, 100) + "\n" + beats, "L42")
+    assert one is not None
+    assert (one.severity == "warning") == stands
+    assert ("stands at step 40 of 100" in one.claim) == stands
