@@ -17,7 +17,7 @@ from replay_core.diagnose.signals import RunLog, Series
 
 #: Steps of a reward before that it rests is no chance, and standard errors by which its thirds may differ.
 LONG, APART = 100, 2.576
-#: Fewer steps are enough where one in six and more teaches nothing.
+#: Fewer steps are enough where one in six and more has a loss of 0 and no spread is logged, so that nobody else tells.
 TOLD = 48
 #: Steps at the least that are the first ones.
 EARLY = 5
@@ -41,7 +41,7 @@ def rests(log: RunLog) -> Rest | None:
     """
     series = log.get("reward")
     values = [] if series is None else series.finite
-    if series is None or len(values) < TOLD or len(set(values)) == 1 or (len(values) < LONG and not _dead(log)):
+    if series is None or len(values) < TOLD or len(set(values)) == 1 or (len(values) < LONG and not _losses_tell(log)):
         return None
     third = len(values) // 3
     first, last = values[:third], values[-third:]
@@ -82,6 +82,11 @@ def signs(log: RunLog) -> list[str]:
     if far is not None and (moved := median(map(abs, far))) < HARDLY:
         found.append(f"the KL to the reference stays at {moved:.2g}: the policy hardly moves")
     return found
+
+
+def _losses_tell(log: RunLog) -> bool:
+    """Whether losses of 0 alone tell that steps teach nothing: of a logged spread D01 says it from few steps on."""
+    return all(step.is_dead is None for step in steps_told(log)) and bool(_dead(log))
 
 
 def _dead(log: RunLog) -> list[str]:

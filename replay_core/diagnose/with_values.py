@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from replay_core.diagnose.failure_texts import failure_of
 from replay_core.diagnose.misfits import Misfit
 from replay_core.diagnose.raised import Raised
 from replay_core.diagnose.signals import Told
@@ -61,6 +62,9 @@ def with_values(one: Told, where: Raised, overrides: str) -> Misfit | None:
         return _not_made(first, where, overrides)
     if (formats := _FORMAT.search(first)) is not None:
         return _formats(formats, where)
+    known = failure_of(first)
+    if known is not None and not known.general:
+        return None  # a particular text says more of it
     if (lacks := _LACKS.search(first)) is not None:
         return _lacks(lacks, where)
     if (over := _OVER.search(first)) is not None and int(over["a"]) > int(over["b"]) and _OF_TOKENS.search(first):

@@ -1,6 +1,6 @@
 """How far a log says its run is, and what stands behind that: a bar at 202 of 5,100 and nothing more.
 
-    progress = Progress()
+    progress = StepsSaid()
     for line in lines: progress.take(line)
     progress.told()     # "202/5100" and where, or None
 
@@ -81,7 +81,7 @@ class _Count(Struct):
     """The lines on which it last rose, and rose before that."""
 
 
-class Told(Struct, frozen=True):
+class HowFar(Struct, frozen=True):
     """How far it came: step `at` of `of`, on a line; what is behind."""
 
     at: int
@@ -98,7 +98,7 @@ class Told(Struct, frozen=True):
     """Seconds for which other lines go on behind it."""
 
 
-class Progress:
+class StepsSaid:
     """Takes every line in order."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Progress:
                 count.rose, count.before, count.rises = line, count.rose, count.rises + 1
             count.at, count.line, count.took = at, line, max(took, count.took)
 
-    def told(self, last_step: int | None = None, at_line: int = 0) -> Told | None:
+    def told(self, last_step: int | None = None, at_line: int = 0) -> HowFar | None:
         """How far the run came. `last_step`: the last step that a metric tells, where steps are numbered."""
         count = max(self._bars.values(), key=lambda one: (one.took, one.of), default=None)
         if count is None:
@@ -183,17 +183,17 @@ class Progress:
         if count is None or count.of < _FEWEST:
             return None
         over = self._over if self._over is not None and self._over[0] > count.line and not self._is_meant else None
-        return Told(
+        return HowFar(
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
             "" if over is None else over[1], count.before, self._stood(count) if count.line > count.first else 0,
         )  # fmt: skip
 
-    def ends(self) -> Told | None:
+    def ends(self) -> HowFar | None:
         """Of a program's log that tells of no step and no failure, where it ends; None of any other text."""
         if self._clocked < _CLOCKS:
             return None
         number, text = self._last
-        return Told(0, 0, number, len(self._starts), number, text.strip()[:160], 0)
+        return HowFar(0, 0, number, len(self._starts), number, text.strip()[:160], 0)
 
 
 def _seconds(clock: str) -> float:

@@ -28,7 +28,7 @@ from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRESS, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
-from replay_core.dumps.log_progress import Progress
+from replay_core.dumps.log_progress import StepsSaid
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
 from replay_core.dumps.metrics import EPOCHS
@@ -162,7 +162,7 @@ def _log(path: Path) -> _Log:
     last: int | None = None
     evaluated = 0
     at_end: deque[TrainerLine] = deque(maxlen=_LAST_LINES)
-    progress = Progress()
+    progress = StepsSaid()
     for line in joined(_paid_lines(path)):
         at_end.append(line)
         progress.take(line)
@@ -284,8 +284,12 @@ _FOLLOWED = 300
 _REFUSED = regex(r"^\W{0,6}(?:ERROR|Error|FATAL|Fatal|fatal|error): \S|^\W{0,4}\[(?:ERROR|FATAL)\] \S")
 
 
+#: A log of short lines is asked a hundred expressions for each: on a busy machine that takes three times as long.
+_PATIENCE = 3.0
+
+
 def _paid_lines(path: Path) -> Iterator[TrainerLine]:
-    with reading(path):
+    with reading(path, patience=_PATIENCE):
         for line in lines_of(path):
             spend_values(1, "lines of a log")
             yield line

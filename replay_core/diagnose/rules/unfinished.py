@@ -66,6 +66,9 @@ def unfinished(log: RunLog) -> Finding | None:
         return None
     if log.events("oom", "oom_host", "stalled") or any(one.severity != "info" for one in died(log)):
         return None
+    # L26 says it of a bar that stands at 0 in a log without a metric.
+    if not far.at and log.events("begins") and not any(log.last_lines().values()) and far.starts < STARTS:
+        return None
     in_vain = far.starts >= STARTS and not any(log.last_lines().values()) and not far.at
     if in_vain:
         claim = f"training was begun {far.starts} times, and no step of {far.of:,} was ever logged"
