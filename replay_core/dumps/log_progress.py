@@ -185,7 +185,7 @@ class StepsSaid:
         over = self._over if self._over is not None and self._over[0] > count.line and not self._is_meant else None
         return HowFar(
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
-            "" if over is None else over[1], count.before, self._stood(count) if count.line > count.first else 0,
+            "" if over is None else over[1], count.before, self._stood(count),
         )  # fmt: skip
 
     def ends(self) -> HowFar | None:
