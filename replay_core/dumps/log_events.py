@@ -95,7 +95,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
         r"|Unhandled exception: N\S+ what\(\): |got completion (?:from peer )?with (?:error|status)|\bIBV_WC_[A-Z]"
         r"|Stale file handle|: error reading input file: |Exec format error"
-        r"|^\S+(?:: line \d+)?: \S.{0,160}: (?:command not found|No such file or directory|Permission denied"
+        r"|^(?!df: )\S+(?:: line \d+)?: \S.{0,160}: (?:command not found|No such file or directory|Permission denied"
         r"|Text file busy)$"
         r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
@@ -255,7 +255,8 @@ _BEFORE = (
     r"(?:\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2}\d{1,4})*\]?"
     r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
     r"|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SUCC)\]?:?"
-    r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|[EWIFC]\d{4}|\d{1,7}(?= "
+    r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|\[rank\d{1,6}\]:?|stderr|stdout"
+    r"|[EWIFC]\d{4}|\d{1,7}(?= "
     r"[\w./-]+\.py:)"
     r"|[-–|]{1,2})"
 )

@@ -75,6 +75,8 @@ class _Count(Struct):
     took: float = 0.0
     first: int = 0
     """The line that first told of it."""
+    stride: int = 1
+    """Steps from the last line but one that tells of it to the last."""
     rises: int = 0
     rose: int = 0
     before: int = 0
@@ -166,6 +168,7 @@ class StepsSaid:
         if at >= count.at or at <= 1:
             if at > count.at:
                 self._since.clear()
+                count.stride = at - count.at
                 count.rose, count.before, count.rises = line, count.rose, count.rises + 1
             count.at, count.line, count.took = at, line, max(took, count.took)
 
@@ -182,6 +185,8 @@ class StepsSaid:
             count = _Count(at, of, max(line, at_line if last_step is not None else line))
         if count is None or count.of < _FEWEST:
             return None
+        if count.at and count.of - count.at < count.stride:
+            count.at = count.of  # told of every so many steps, the last of which it is
         over = self._over if self._over is not None and self._over[0] > count.line and not self._is_meant else None
         return HowFar(
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],

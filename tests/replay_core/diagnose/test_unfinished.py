@@ -433,3 +433,25 @@ def test_a_bar_that_stands_while_other_lines_go_on(tmp_path: Path, minutes: int,
     assert one is not None
     assert (one.severity == "warning") == stands
     assert ("stands at step 40 of 100" in one.claim) == stands
+
+
+def test_a_counter_that_is_told_of_every_fifty_steps_has_come_to_its_end(tmp_path: Path) -> None:
+    text = "".join(f"[{n}/240] acc so far 0.7\n" for n in range(50, 201, 50))
+    assert (one := found(tmp_path, trl([{}] * 3) + text, "L42")) is None or "200 of 240" not in one.claim
+
+
+def test_a_disk_that_is_asked_for_its_size_is_no_death(tmp_path: Path) -> None:
+    assert found(tmp_path, trl([{}] * 3) + "df: /root/.triton/autotune: No such file or directory\n", "L06") is None
+
+
+def test_a_traceback_behind_a_loggers_stderr_and_a_rank(tmp_path: Path) -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/w/run.py", line 12, in main',
+        "    worker.load()",
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'silu_and_mul'",
+    )
+    text = "".join(f"2025-05-03 12:32:54 | ERROR | stderr | [rank0]: {line}\n" for line in lines)
+    one = first(tmp_path, text)
+    assert one.id == "L06"
+    assert "silu_and_mul" in one.claim
