@@ -266,13 +266,13 @@ def _log(path: Path) -> _Log:
     if far is None and log.is_empty:
         far = progress.ends()
     if far is not None:
-        told = (
+        facts = (
             f"starts {far.starts}",
             f"rose {far.rose}",
             f"stood {far.stood}",
             *([f"over {far.over}", far.over_text] if far.over else ()),
         )
-        log.progress = Event(PROGRESS, f"{far.at}/{far.of}", far.line, None, told)
+        log.progress = Event(PROGRESS, f"{far.at}/{far.of}", far.line, None, facts)
     log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
 

@@ -219,10 +219,10 @@ def _planned(file: Path) -> dict[str, Any]:
         with regular(file) as opened:
             opened.seek(max(0, opened.seek(0, 2) - _LAST_BYTES))
             lines = opened.read(_LAST_BYTES).splitlines()
-        row: Any = next((told for line in reversed(lines) if (told := _mapping(line)) is not None), {})
+        row: Any = next((mapping for line in reversed(lines) if (mapping := _mapping(line)) is not None), {})
         _, _, last = str(row.get(SWIFT_STEP, "")).partition("/")
-        said = next((row[name] for name in _PLANNED if name in row), int(last) if last.isdecimal() else None)
-        epochs = row.get("epoch")
+        said: Any = next((row[name] for name in _PLANNED if name in row), int(last) if last.isdecimal() else None)
+        epochs: Any = row.get("epoch")
     elif file.name.endswith(".json"):
         try:
             tree = read_container(file).tree
@@ -232,9 +232,9 @@ def _planned(file: Path) -> dict[str, Any]:
         said, epochs = (tree.get("max_steps"), tree.get("epoch")) if is_state else (None, None)
     else:
         return {}
-    told = ((PLANNED, said), (EPOCHS, epochs))
+    facts: tuple[tuple[str, Any], ...] = ((PLANNED, said), (EPOCHS, epochs))
     return {
-        name: number for name, number in told
+        name: number for name, number in facts
         if isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number) and number > 0
     }  # fmt: skip
 

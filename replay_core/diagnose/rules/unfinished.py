@@ -64,7 +64,7 @@ def unfinished(log: RunLog) -> Finding | None:
         )
     if far.of - far.at <= max(SHORT, SHARE * far.of) or log.events("finished", "succeeded"):
         return None
-    if log.events("oom", "oom_host", "stalled") or any(one.severity != "info" for one in died(log)):
+    if log.events("oom", "oom_host", "stalled") or _is_dead(log):
         return None
     # L26 says it of a bar that stands at 0 in a log without a metric.
     if not far.at and log.events("begins") and not any(log.last_lines().values()) and far.starts < STARTS:
@@ -103,6 +103,12 @@ def unfinished(log: RunLog) -> Finding | None:
         "--format=State,ExitCode,MaxRSS; the logs of the other ranks and the launcher's stderr; then resume from the "
         "last checkpoint",
     )
+
+
+def _is_dead(log: RunLog) -> bool:
+    """Whether L06 tells what the run died of."""
+    told = died(log)
+    return any(one.severity != "info" for one in ([told] if isinstance(told, Finding) else told or ()))
 
 
 def _far(log: RunLog) -> _Far | None:
