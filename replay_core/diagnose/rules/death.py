@@ -762,7 +762,8 @@ def _begun(log: RunLog) -> Iterator[Finding]:
     if log.events(*DEATHS):
         return
     bars, last = log.events("begins"), log.last_lines()
-    if bars and not any(last.values()) and not log.events("waiting", "stalled"):
+    moved = any(not one.text.startswith("0/") for one in log.events(PROGRESS))
+    if bars and not any(last.values()) and not log.events("waiting", "stalled") and not moved:
         yield info(
             "the log ends before the first step: the bar of its steps stands at 0",
             bars[-1].point.where(),

@@ -455,3 +455,10 @@ def test_a_traceback_behind_a_loggers_stderr_and_a_rank(tmp_path: Path) -> None:
     one = first(tmp_path, text)
     assert one.id == "L06"
     assert "silu_and_mul" in one.claim
+
+
+def test_a_bar_that_has_moved_does_not_stand_at_0(tmp_path: Path) -> None:
+    text = "loading the tokenizer\n  0%|          | 0/15625 [00:00<?, ?it/s]" + bars(105, 15625) + "\n"
+    findings = diagnosed(tmp_path, text).findings
+    assert [one.id for one in findings] == ["L42"]
+    assert "step 105 of 15,625" in findings[0].claim
