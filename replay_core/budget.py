@@ -62,16 +62,16 @@ class Budget:
     and the environment costs as much as a header.
     """
 
-    __slots__ = ("bytes_left", "file", "memory_before", "payments", "seconds", "stored", "values_left")
+    __slots__ = ("bytes_left", "file", "memory_before", "patience", "payments", "seconds", "stored", "values_left")
 
-    def __init__(self, file: str, took: float) -> None:
-        self.file = file
+    def __init__(self, file: str, took: float, patience: float = 1.0) -> None:
+        self.file, self.patience = file, patience
         #: Bytes that the file system keeps of it; -1 as long as nobody had to know.
         self.stored = -1
         self.payments = 0
         #: What the process's limit of memory was, where this reading lowered it.
         self.memory_before: int | None = None
-        self.bytes_left, self.values_left, self.seconds = FLOOR_BYTES, FLOOR_VALUES, FLOOR_SECONDS - took
+        self.bytes_left, self.values_left, self.seconds = FLOOR_BYTES, FLOOR_VALUES, FLOOR_SECONDS * patience - took
 
     def widen(self) -> bool:
         """What is stored, and the option, raise the limits; False where they were raised already."""
@@ -80,7 +80,8 @@ class Budget:
         self.stored, raised = stored_bytes(self.file), factor()
         self.bytes_left += int((FLOOR_BYTES + BYTES_PER_BYTE * self.stored) * raised) - FLOOR_BYTES
         self.values_left += int((FLOOR_VALUES + VALUES_PER_BYTE * self.stored) * raised) - FLOOR_VALUES
-        self.seconds += (FLOOR_SECONDS + SECONDS_PER_MIB * self.stored / (1 << 20)) * raised - FLOOR_SECONDS
+        seconds = (FLOOR_SECONDS + SECONDS_PER_MIB * self.stored / (1 << 20)) * self.patience
+        self.seconds += seconds * raised - FLOOR_SECONDS * self.patience
         return True
 
     def spend_bytes(self, count: int, what: str) -> None:
@@ -105,7 +106,7 @@ class Budget:
         """`now`: the thread's CPU seconds, from which `seconds` counts."""
         if now > self.seconds and (not self.widen() or now > self.seconds):
             self.seconds = -1.0
-            limit = (FLOOR_SECONDS + SECONDS_PER_MIB * self.stored / (1 << 20)) * factor()
+            limit = (FLOOR_SECONDS + SECONDS_PER_MIB * self.stored / (1 << 20)) * self.patience * factor()
             raise self.over(f"{limit:.1f} s of reading", "more")
 
     def over(self, allowed: str, claimed: str) -> BudgetError:
@@ -158,15 +159,16 @@ class reading:  # noqa: N801 - reads as the words of a `with`
 
     Args:
         records: so many of the file's are read: of each a little is not counted.
+        patience: how many times the seconds of other files it may take.
 
     Raises:
         BudgetError: the readings of the file took their time already.
     """
 
-    __slots__ = ("_began", "_budget", "_cpu", "_file", "_outer", "_records", "_took")
+    __slots__ = ("_began", "_budget", "_cpu", "_file", "_outer", "_patience", "_records", "_took")
 
-    def __init__(self, path: Path | str, records: int = 1) -> None:
-        self._file, self._records = str(path), records
+    def __init__(self, path: Path | str, records: int = 1, patience: float = 1.0) -> None:
+        self._file, self._records, self._patience = str(path), records, patience
 
     def __enter__(self) -> None:
         self._outer = _now.budget
@@ -175,7 +177,7 @@ class reading:  # noqa: N801 - reads as the words of a `with`
             return
         self._began, self._took = time.perf_counter(), _took.get(self._file, 0.0)
         self._cpu = _now.cpu if self._began - _now.looked < _STALE else _now.look()
-        budget = Budget(self._file, self._took)
+        budget = Budget(self._file, self._took, self._patience)
         if budget.seconds < 0:
             budget.spend_seconds(0.0)
         budget.seconds += self._cpu

@@ -391,6 +391,14 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      r")?token|Unauthorized",
      "the hub refuses: the repository is gated or private, and there is no token that may read it",
      "huggingface-cli login, or HF_TOKEN in every worker's environment; accept the model's licence"),
+    (r"outgoing traffic has been disabled|OfflineModeIsEnabled|[Oo]ffline mode is enabled"
+     r"|(?:couldn't|could not) connect to ['\"]?https://huggingface|LocalEntryNotFound"
+     r"|[Cc]annot find (?:the )?(?:requested files|an appropriate cached snapshot)",
+     "the model or data set is not in this node's cache, and the hub is not asked: offline mode (HF_HUB_OFFLINE, "
+     "TRANSFORMERS_OFFLINE, local_files_only), or no network that reaches huggingface.co from here; the name may be "
+     "right",
+     "huggingface-cli download NAME on a node with a network, into the HF_HOME that the run reads (echo $HF_HOME; ls "
+     "$HF_HOME/hub); or unset HF_HUB_OFFLINE where there is a network"),
     (r"429 Client Error|Too Many Requests|RateLimitError|rate limit",
      "a server limits the rate of requests: every rank downloads, or a judge is called too often",
      "download once and share the cache; fewer calls at once, with retries"),
@@ -435,6 +443,12 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the configuration has no such key, or lacks one: mistyped, moved in a newer version, or to be added by +key=; "
      "where the framework's own code reads or writes it (last frame), code and configuration are of two versions",
      "compare with the version's default configuration; +key=value adds a new one"),
+    (r"(?:unknown|unexpected|unrecogni[sz]ed|invalid|unused) (?:keys?|fields?|options?|parameters?)\b.{0,12}[(\[{:'\"]"
+     r"|Some keys? .{0,80}not used by",
+     "a configuration file holds keys that the installed version does not know: written for another version, or "
+     "mistyped",
+     "take the keys that it names out, or install the version that the file was written for; the version's own example "
+     "of that file beside it"),
     (r"unrecognized arguments|error: (?:the following )?arguments?|invalid choice:|validation errors? for "
      r"|ValidationError"
      r"|(?:Scanner|Parser|Constructor)Error", "the configuration or command line does not validate: an option that "
@@ -444,6 +458,11 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "part that was not made, a function that returned nothing", "the frame above names it; print it one call earlier"),
     (r"A module that was compiled using NumPy 1|numpy\.dtype size changed|numpy\.core\.multiarray failed",
      "a package was compiled for another NumPy (1.x against 2.x)", "pip install 'numpy<2', or update the package"),
+    (r"requires the (?:[\w.-]+) library but it was not found"
+     r"|requires? .{0,40}(?:to be installed|, which is not installed)",
+     "a package is not installed that a part of the model asks for (its processor of images or videos, a tokenizer, a "
+     "backend)", "pip install it into the Python that runs the trainer (torchvision beside the installed torch), and "
+     "start again"),
     (r"unexpected keyword argument|cannot import name|has no attribute|takes \d+ positional|missing \d+ required "
      r"(?:positional|keyword)|No module named|ImportError|ModuleNotFoundError|VersionConflict|requires "
      r".*(?:but|version)",
@@ -539,6 +558,9 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
 
 #: The same of texts that only tell of another failure.
 _CONSEQUENCES: tuple[tuple[str, str], ...] = (
+    (r"[Ee]vent loop is closed|no running event loop|attached to a different (?:event )?loop",
+     "an event loop is gone, or was never there: what runs in one is used as the program closes, or from a thread "
+     "without one; the first exception of the same process tells why"),
     (r"register[_ ]center", "the register center actor of the worker group never came up: its first worker was not "
      "scheduled or did not start (resources that another job or a stale Ray session holds, a node that did not join, a "
      "worker that died at its start)"),

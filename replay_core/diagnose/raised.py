@@ -20,7 +20,7 @@ from replay_core.regexes import regex
 _FRAME = regex(r'^File "([^"]*)", line (\d+|\?)(?:, in (.*))?$')
 #: Where packages lie. A framework that is installed to be edited lies beside the run's own code, and is as good as it.
 _LIBRARY = regex(
-    r"/(?:site|dist)-packages/|/lib/python\d|^<|/(?:torch|transformers|ray|vllm|sglang|deepspeed)/[\w/]+\.py"
+    r"/(?:site|dist)-packages/|/lib/python\d|^<|/(?:s?bin|Scripts)/[\w.-]+$|/(?:torch|transformers|ray|vllm|sglang|deepspeed)/[\w/]+\.py"
 )
 
 
@@ -209,6 +209,23 @@ def with_code(one: Told, where: Raised) -> tuple[str, str, str] | None:
     return None
 
 
+def _by_whom(where: Raised) -> str:
+    """Whose code raised, and with what in hand, in words: what a user changes lies in the outermost of his own frames
+    below the framework's, or in what the framework was configured with.
+    """
+    last, own = where.last, where.own
+    if last is None:
+        return ""
+    named = _FRAMEWORK.search(last.file)
+    package = named[1] if named else ""
+    if last.is_own and not package:
+        return ": in code of the run itself, not of a library"
+    if own is not None and own is not last and not _FRAMEWORK.search(own.file):
+        code = f", `{own.code[:80]}`" if own.code else ""
+        return f": in {package or 'a library'}, of what {own.place} gives it{code}"
+    return f": in {package or 'a library'} itself, of what the configuration or the data gives it"
+
+
 #: Classes of exceptions, and what each says of the code that raised it.
 _KINDS: tuple[tuple[str, str], ...] = (
     (r"(?:Name|UnboundLocal)Error", "a name is used that was never set: a mistake of the code"),
@@ -223,8 +240,13 @@ _KINDS: tuple[tuple[str, str], ...] = (
     (r"(?:Timeout|Connection\w*|HTTP\w*|URL)Error|Timeout\b", "another process or server does not answer"),
     (r"(?:Overflow|FloatingPoint|Arithmetic|Decimal)\w*", "a number is not what can be computed with"),
     (r"Unicode\w*Error", "bytes that are no text are read as text"),
-    (r"(?:Assertion|Value|Runtime)Error", "a value, shape or state is refused: the message says which"),
+    (r"(?:Assertion|Value|Runtime)Error", "a value, shape or state is refused there"),
 )  # fmt: skip
+#: Frameworks of training by their folders: their code refuses what a configuration or a data set gives it.
+_FRAMEWORK = regex(
+    r"/(verl|openrlhf|slime|trl|deepspeed|skyrl\w*|areal|prime_rl|nemo_rl|llamafactory|swift|rllm|miles|roll|unsloth\w*"
+    r"|open_instruct|open_r1|torchtune|vllm|sglang|transformers|accelerate|peft|datasets|ray|torch|megatron)/(?=\w)"
+)
 _CLASS = regex(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
 _ENDS_A_PROGRAM = regex(r"SystemExit|KeyboardInterrupt")
 
@@ -241,7 +263,7 @@ def unknown(one: Told, where: Raised) -> tuple[str, str] | None:
     says = next((says for pattern, says in _KINDS if re.fullmatch(pattern, kind)), "")
     whose = says or "its own message says what is wrong"
     return (
-        f"it was raised {where.words}; {whose}",
+        f"it was raised {where.words}; {whose}{_by_whom(where)}",
         f"read {frame.file}:{frame.line}" + (f", `{frame.code[:80]}`" if frame.code else "")
         + "; print what that line is given; python -m pdb -c continue SCRIPT stops there",
     )  # fmt: skip

@@ -17,6 +17,8 @@ from replay_core.diagnose.signals import RunLog, Series
 
 #: Steps of a reward before that it rests is no chance, and standard errors by which its thirds may differ.
 LONG, APART = 100, 2.576
+#: Fewer steps are enough where one in six and more has a loss of 0 and no spread is logged, so that nobody else tells.
+TOLD = 48
 #: Steps at the least that are the first ones.
 EARLY = 5
 #: A share of right answers over that is solved.
@@ -33,13 +35,13 @@ class Rest(Struct, frozen=True):
 
 
 def rests(log: RunLog) -> Rest | None:
-    """The reward of 100 steps and more that does not rise: neither by the rank test nor in the mean of its last third
-    over that of its first, or of all over that of its first few. None where it does, or is near a best of 1, or is one
-    number in all of them.
+    """The reward of 100 steps and more (48 where many of them teach nothing) that does not rise: neither by the rank
+    test nor in the mean of its last third over that of its first, or of all over that of its first few. None where it
+    does, or is near a best of 1, or is one number in all of them.
     """
     series = log.get("reward")
     values = [] if series is None else series.finite
-    if series is None or len(values) < LONG or len(set(values)) == 1:
+    if series is None or len(values) < TOLD or len(set(values)) == 1 or (len(values) < LONG and not _losses_tell(log)):
         return None
     third = len(values) // 3
     first, last = values[:third], values[-third:]
@@ -68,18 +70,7 @@ DEAD, CUT, HARDLY = 0.15, 0.2, 0.003
 
 def signs(log: RunLog) -> list[str]:
     """What of the log tells why nothing is learnt, in words; the most telling first."""
-    found = []
-    told = steps_told(log)
-    known = [step for step in told if step.is_dead is not None]
-    dead = sum(1 for step in known if step.is_dead)
-    if known and dead >= DEAD * len(known):
-        found.append(f"in {dead} of {len(known)} steps no group has a spread of rewards, and no gradient")
-    losses = [step for step in told if step.loss is not None]
-    still = sum(1 for step in losses if step.loss == 0)
-    if not known and losses and still >= DEAD * len(losses) and not any(step.grad for step in losses):
-        found.append(
-            f"in {still} of {len(losses)} steps the loss is 0, as it is where all rewards of a group are equal"
-        )
+    found = _dead(log)
     cut = next((fmean(series.finite) for series in log.all("truncated")[:1] if series.finite), 0.0)
     if cut >= CUT:
         found.append(f"{cut:.0%} of the responses are cut at the token limit")
@@ -90,4 +81,25 @@ def signs(log: RunLog) -> list[str]:
     far = next((one.finite for one in log.all("kl")[:1] if len(one.finite) >= LONG), None)
     if far is not None and (moved := median(map(abs, far))) < HARDLY:
         found.append(f"the KL to the reference stays at {moved:.2g}: the policy hardly moves")
+    return found
+
+
+def _losses_tell(log: RunLog) -> bool:
+    """Whether losses of 0 alone tell that steps teach nothing: of a logged spread D01 says it from few steps on."""
+    return all(step.is_dead is None for step in steps_told(log)) and bool(_dead(log))
+
+
+def _dead(log: RunLog) -> list[str]:
+    """That many steps have nothing to learn from, in words; empty where they have, or the log does not tell."""
+    told, found = steps_told(log), []
+    known = [step for step in told if step.is_dead is not None]
+    dead = sum(1 for step in known if step.is_dead)
+    if known and dead >= DEAD * len(known):
+        found.append(f"in {dead} of {len(known)} steps no group has a spread of rewards, and no gradient")
+    losses = [step for step in told if step.loss is not None]
+    still = sum(1 for step in losses if step.loss == 0)
+    if not known and losses and still >= DEAD * len(losses) and not any(step.grad for step in losses):
+        found.append(
+            f"in {still} of {len(losses)} steps the loss is 0, as it is where all rewards of a group are equal"
+        )
     return found

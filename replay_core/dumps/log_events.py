@@ -71,7 +71,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:double free or corruption|free\(\): |munmap_chunk\(\)|corrupted size vs|malloc\(\): |corrupted "
         r"double-linked)"
         r"|^\s*(?:Floating point exception|Illegal instruction)(?: \(core dumped\))?\s*$|[Tt]erminated by signal \d+"
-        r"|exits with return code = -?[1-9]|(?:(?<!died, )[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-\d+"
+        r"|exits with return code = -?[1-9]|(?:(?<!died, )[Ee]xit(?:ed with)? code:?"
+        r"|finished with exit code) (?:-(?!1\b)\d+"
         r"|13[4-9]|143)\b|died, exit code: -(?!15\b)\d"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
         r"|Worker exit type: SYSTEM_ERROR"
@@ -81,7 +82,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     # Failures that are no exception's line: gloo's, Ray's, the engines', a command line's.
     (
         "failed",
-        r"Gloo connectFullMesh failed|gloo/transport/tcp/\S+\] |client socket has (?:failed|timed out)"
+        r"^(?:\S*/)?python[\d.]{0,6}: (?:No module named|can't open file|Error while finding)"
+        r"|Gloo connectFullMesh failed|gloo/transport/tcp/\S+\] |client socket has (?:failed|timed out)"
         r"|cannot be scheduled right now|No available node types can fulfill|Could not override '|Duplicate GPU "
         r"detected"
         r"|Call to (?:connect|bind|accept|ibv_)\w* .{0,80}(?:failed|returned)|marked dead because|missed too many "
@@ -93,7 +95,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
         r"|Unhandled exception: N\S+ what\(\): |got completion (?:from peer )?with (?:error|status)|\bIBV_WC_[A-Z]"
         r"|Stale file handle|: error reading input file: |Exec format error"
-        r"|^\S+(?:: line \d+)?: \S.{0,160}: (?:command not found|No such file or directory|Permission denied"
+        r"|^(?!df: )\S+(?:: line \d+)?: \S.{0,160}: (?:command not found|No such file or directory|Permission denied"
         r"|Text file busy)$"
         r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
@@ -137,7 +139,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     # What a trainer says behind its last step.
     (
         "finished",
-        r"['\"]train_runtime['\"]: |^(?:\d{1,4}: )?\W*train metrics \*{3,}|Training completed\. Do not forget to share"
+        r"['\"]train_runtime['\"]: |\] Process \d+ exits successfully"
+        r"|^(?:\d{1,4}: )?\W*train metrics \*{3,}|Training completed\. Do not forget to share"
         r"|(?i:^(?!.{0,60}\b(?:epoch|step|phase|stage|iteration|batch)\b)\W{0,8}(?:[\w-]{1,20} ){0,2}"
         r"train(?:ing)? (?:is |has |was )?(?:been )?(?:complete[d]?|finished|done)(?: successfully)?\b"
         r"(?!.{0,40}\bfailed))",
@@ -184,6 +187,13 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
     ("recompile", r"Recompiling function \S+ in "),
     ("graph_break", r"Graph break (?:in user code|from|due to|:)|Graph Break Reason"),
+    # A debugger that waits for somebody: Ray's, a remote one, pdb's prompt.
+    (
+        "debugger",
+        r"Ray debugger is listening|RemotePdb session open|[Ww]aiting for (?:a )?(?:debugger|client)(?: to attach)?\b"
+        r"|[Dd]ebugger (?:is )?(?:waiting|listening|paused)|Use 'ray debug' to connect|Ray post-?mortem debug"
+        r"|^\(Pdb\)|^ipdb>|^\(Rdb\)|paused at (?:a )?breakpoint|Breakpoint hit|Active breakpoints",
+    ),
     # What a process says again and again while it waits for another.
     (
         "waiting",
@@ -198,7 +208,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )
 #: What ends with a line of error is told of the whole log (`log_text`), not of one line.
 LAST_ERROR = "last_error"
-KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR)
+#: And how far it came (`log_progress`); and that an exception was only logged (its line is the event's text).
+PROGRESS, GOES_ON = "progress", "goes_on"
+KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR, PROGRESS, GOES_ON)
 #: Of these a run dies, and the frames that led there are kept.
 DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "failed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.
@@ -226,6 +238,7 @@ HINT = regex(
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with "
     r"overrides"
+    r"|exits successfully|[Dd]ebugger|[Pp]db\b|Rdb\)|reakpoint|ray debug|ython[\d.]*: "
     r"|Stale file|input file: |format error|No such file|Permission denied|Text file busy|train_runtime"
     r"|train metrics|[Tt]rain(?:ing)? .{0,10}(?:[Cc]omplete|[Ff]inished|[Dd]one)"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
@@ -240,13 +253,28 @@ HINT = regex(
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
     r"(?:\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2}\d{1,4})*\]?"
-    r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\]?:?"
-    r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|[EWIFC]\d{4}|\d{1,7}(?= "
+    r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
+    r"|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|SUCC)\]?:?"
+    r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|\[rank\d{1,6}\]:?|stderr|stdout"
+    r"|[EWIFC]\d{4}|\d{1,7}(?= "
     r"[\w./-]+\.py:)"
     r"|[-–|]{1,2})"
 )
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
 _MARKED = regex(r"\b(?:ERROR|CRITICAL)\b")
+#: A line that a program logs of its own insides is none of how it ends.
+_INSIDE = regex(r"\bDEBUG\b")
+#: How a program says of an exception that it has caught it: on the line before the traceback, or before its head.
+_CAUGHT = regex(
+    r"(?i)^\W{0,6}(?:\[?(?:error|warning|exception|warn)\]?\b(?!:? executing job)|failed\b|caught\b|could not\b"
+    r"|skipping\b)|\b(?:ERROR|WARNING|WARN)\b"
+)
+#: What is said as a program closes, or of how it failed: no sign that it goes on.
+_IS_CLOSING = regex(
+    r"(?i)shut|exit|clos|clean|destroy|terminat|abort|fail|error|exception|traceback|kill|wandb|stop|died|dead|leaked"
+    r"|warn|signal|finish|end(?:ed|ing)\b|slurm|srun|HYDRA_FULL_ERROR|elastic|teardown|^\W*$"
+)
+_CLOCKED = regex(r"\d\d:\d\d:\d\d|\bINFO\b")
 #: One of what cannot be read as Python names no function.
 _FRAME = regex(r'^\s*File "[^"]+", line \d+(?:, in |\s*$)')
 _BEGINS = "Traceback (most recent call last)"
@@ -284,6 +312,8 @@ _NAME = regex(r"^[A-Z]\w*\s*$")
 _BETWEEN = 60
 #: What stands in the place of an exception that a log does not hold.
 UNTOLD = "a traceback whose exception is not in the log"
+#: Lines of work behind an exception that was logged, in a console without streams.
+_WORKS = 2
 #: Characters of a line that are looked at whole; of longer ones its beginning and its end.
 _FULL, _BEGINNING, _ENDING = 6000, 3000, 1500
 #: Kinds whose lines keep what stands before them: the clock tells for how long.
@@ -339,6 +369,13 @@ class Watch:
         self._outermost: dict[str, list[str]] = {}
         #: Streams whose last exception says on the next line what is wrong.
         self._goes_on: dict[str, Event] = {}
+        #: The last line of a stream that says an exception was caught; streams inside a traceback that is logged so;
+        #: and those that have come to its end, with how many lines of work follow.
+        self._said_caught: dict[str, int] = {}
+        self._logs: set[str] = set()
+        self._after: dict[str, tuple[Event, int]] = {}
+        #: Exceptions that were only logged: the stream went on with its work.
+        self.went_on: list[Event] = []
 
     def untold(self, after: int) -> Iterator[Event]:
         """Tracebacks behind that line (the last of metrics) whose exception the log does not hold: it was cut, or lost
@@ -387,6 +424,7 @@ class Watch:
         if len(line.text) > _FULL:
             # An answer or a tensor in one line: what a program says stands at its beginning, an exception at its end.
             line = replace(line, text=f"{line.text[:_BEGINNING]} ... {line.text[-_ENDING:]}")
+        self._watch_for_work(line)
         if head := _NOTEBOOK.match(line.text):
             self._named[line.stream] = head[1], line.number
             self._frames.pop(line.stream, None)
@@ -398,12 +436,42 @@ class Watch:
         # An engine logs each line of a traceback behind its own clock and file.
         prefix = _LOGGER.match(line.text)
         if prefix is None:
-            return self._event(line)
-        found = self._event(replace(line, text=line.text[prefix.end() :]))
+            return self._kept(line, self._event(line))
+        found = self._kept(line, self._event(replace(line, text=line.text[prefix.end() :])))
+        if found is not None and found.kind in ("killed", "failed") and _INSIDE.search(prefix[0]):
+            return None
         if found is None and _MARKED.search(prefix[0]) and not self._is_told(line.stream):
             found = Event("error", line.text[prefix.end() :].strip()[:_LONGEST], line.number, line.rank)
         # How long it waits is told by the clock.
         return replace(found, text=line.text.strip()[:_LONGEST]) if found and found.kind in _BY_CLOCK else found
+
+    def _watch_for_work(self, line: TrainerLine) -> None:
+        """Whether a stream goes on with its work behind an exception that it has logged."""
+        text = line.text
+        if _BEGINS in text:
+            before = text[: text.index(_BEGINS)]
+            is_logged = _CAUGHT.search(before) is not None or line.number - self._said_caught.get(line.stream, -9) <= 2
+            (self._logs.add if is_logged else self._logs.discard)(line.stream)
+            self._after.pop(line.stream, None)
+        elif (known := self._after.get(line.stream)) is not None:
+            event, lines = known
+            if not text[:1].isspace() and not _IS_CLOSING.search(text) and (line.stream or _CLOCKED.search(text)):
+                lines += 1
+            # A console without streams is shared: of it more is asked.
+            if lines >= (1 if line.stream else _WORKS):
+                self.went_on.append(Event(GOES_ON, str(event.line), line.number, line.rank))
+                del self._after[line.stream]
+            else:
+                self._after[line.stream] = event, lines
+        elif text and text[0] not in " \t" and len(text) < _FULL and _CAUGHT.search(text[:200]):
+            self._said_caught[line.stream] = line.number
+
+    def _kept(self, line: TrainerLine, found: Event | None) -> Event | None:
+        """The event; where it is the end of a traceback that was logged, what follows is looked at."""
+        if found is not None and found.kind == "traceback" and line.stream in self._logs:
+            self._logs.discard(line.stream)
+            self._after[line.stream] = found, 0
+        return found
 
     def _is_told(self, stream: str) -> bool:
         """Whether a line is one of a traceback, whose exception is told."""
@@ -499,9 +567,14 @@ class Watch:
         if kind == "traceback" and _CLOSES.search(line.text):
             self._took(line.stream)
             return None
+        # Ray says once what several workers say, and leaves the head of what was ignored out.
+        if kind == "traceback" and line.stream in self._harmless and line.stream not in self._inside:
+            self._harmless.discard(line.stream)
+            self._took(line.stream)
+            return None
         frames = self._took(line.stream) if kind in DEATHS else ()
         event = Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)
-        if kind == "traceback" and event.text.endswith(":"):
+        if kind in ("traceback", "error") and event.text.endswith(":"):
             self._goes_on[line.stream] = event
         if _VALIDATES.search(line.text):
             self._validates[line.stream] = event

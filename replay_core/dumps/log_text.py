@@ -26,10 +26,12 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
-from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, Event, Watch
+from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRESS, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
+from replay_core.dumps.log_progress import StepsSaid
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
+from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
@@ -53,6 +55,8 @@ _LIKELY = regex(
     rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}[\[(]?\d"
     rb"|" + ROW.encode() + rb"|" + BAR.encode() + rb"|" + HINT.pattern.encode()
 )
+#: What a program that trains says before its first step: clocks, and what it is about to do.
+_OF_A_PROGRAM = regex(rb"\b\d\d:\d\d:\d\d\b|(?i:total[ _]\w{0,12}[ _]?steps|\btraining\b|checkpoint shards)|\d%\|")
 _MEAN = {"rewards": "rewards_mean"}
 #: Files that are named themselves and are something else, however they read.
 _OTHERS = (".json", ".jsonl", ".py", ".yaml", ".yml", ".csv")
@@ -77,6 +81,9 @@ class _Log(Struct):
     unnumbered: bool = False
     """No line has the form of a trainer's: names and numbers alone."""
     settings: LogSettings = field(default_factory=LogSettings)
+
+    progress: Event | None = None
+    """How far it says that its run came."""
 
     @property
     def is_empty(self) -> bool:
@@ -123,9 +130,12 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
             head = opened.read(4096)
             if b"\0" in head and not is_text(head):
                 return False
-            if _LIKELY.search((head + opened.read(look)).translate(None, b"\0")) is None:
+            begins = (head + opened.read(look)).translate(None, b"\0")
+            if _LIKELY.search(begins) is None and not (alone and _OF_A_PROGRAM.search(begins)):
                 return False
         log = _log(file)
+        if alone and log.progress is not None:
+            return True
         return not log.is_empty and (alone or not log.unnumbered)
     except BudgetError:
         # It may well be a log: to say that it holds no metric would be untrue.
@@ -152,8 +162,10 @@ def _log(path: Path) -> _Log:
     last: int | None = None
     evaluated = 0
     at_end: deque[TrainerLine] = deque(maxlen=_LAST_LINES)
+    progress = StepsSaid()
     for line in joined(_paid_lines(path)):
         at_end.append(line)
+        progress.take(line)
         step, values = metric_line(line.text)
         if not values and (names := table_head(line.text)):
             heads[line.stream] = names
@@ -174,7 +186,8 @@ def _log(path: Path) -> _Log:
         if not values and last is None:
             log.settings.take(line.text)
         if values:
-            if "train_runtime" in values:
+            # LLaMA-Factory says on every step's line how long it has run.
+            if "train_runtime" in values and values.keys().isdisjoint(("loss", "grad_norm")):
                 log.events.setdefault((last, line.rank), []).append(
                     Event("finished", line.text.strip()[:200], line.number, line.rank)
                 )
@@ -217,6 +230,8 @@ def _log(path: Path) -> _Log:
         events[:] = [event for event in events if event.kind != "begins" or event.line > ends - _FOLLOWED]
         if not events:
             del log.events[place]
+    for event in watch.went_on:
+        log.events.setdefault((last, event.rank), []).append(event)
     counts = max((line for values in log.metrics.values() for _, line in values.values()), default=0)
     for event in watch.untold(after=counts):
         log.events.setdefault((last, event.rank), []).append(event)
@@ -247,6 +262,17 @@ def _log(path: Path) -> _Log:
             for number, step, values in pairs.found:
                 log.add(step, values, None, number)
         log.counted = log.unnumbered = bool(log.metrics)
+    far = progress.told(None if log.counted else last, counts)
+    if far is None and log.is_empty:
+        far = progress.ends()
+    if far is not None:
+        facts = (
+            f"starts {far.starts}",
+            f"rose {far.rose}",
+            f"stood {far.stood}",
+            *([f"over {far.over}", far.over_text] if far.over else ()),
+        )
+        log.progress = Event(PROGRESS, f"{far.at}/{far.of}", far.line, None, facts)
     log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
 
@@ -258,8 +284,12 @@ _FOLLOWED = 300
 _REFUSED = regex(r"^\W{0,6}(?:ERROR|Error|FATAL|Fatal|fatal|error): \S|^\W{0,4}\[(?:ERROR|FATAL)\] \S")
 
 
+#: A log of short lines is asked a hundred expressions for each: on a busy machine that takes three times as long.
+_PATIENCE = 3.0
+
+
 def _paid_lines(path: Path) -> Iterator[TrainerLine]:
-    with reading(path):
+    with reading(path, patience=_PATIENCE):
         for line in lines_of(path):
             spend_values(1, "lines of a log")
             yield line
@@ -300,10 +330,12 @@ def index(path: Path) -> Index:
             found.problems.append(
                 Problem(str(file), f"{repeated} records are logged twice (a restart?); the last counts")
             )
-        places = sorted({*log.metrics, *log.events}, key=lambda place: tuple(-1 if n is None else n for n in place))
+        places = sorted({*log.metrics, *_events(log)}, key=lambda place: tuple(-1 if n is None else n for n in place))
         keys += [RecordKey(step, None, rank, None, "training_metrics") for step, rank in places]
         found.files += [(key, file) for key in dict.fromkeys(keys)]
         found.facts |= log.settings.facts
+        if (epochs := max((told["epoch"][0] for told in log.metrics.values() if "epoch" in told), default=0)) > 0:
+            found.facts[EPOCHS] = epochs
         if log.ends_inside is not None:
             found.problems.append(Problem(str(file), f"the log ends inside step {log.ends_inside}"))
         if log.counted and COUNTED not in found.notes:
@@ -329,7 +361,7 @@ def _read(log: _Log, key: RecordKey) -> list[TensorRef]:
     """
     if key.stage == "training_metrics":
         place = key.step, key.rank
-        return [*_named(log.metrics.get(place, {})), *_told(log.events.get(place, []))]
+        return [*_named(log.metrics.get(place, {})), *_told(_events(log).get(place, []))]
     for iteration in reversed(log.by_step.get((key.step, key.rank), [])):
         if key.stage == "optimizer":
             return _fields(_optimizer_values(iteration), iteration.warnings, iteration.warning_lines)
@@ -337,6 +369,14 @@ def _read(log: _Log, key: RecordKey) -> list[TensorRef]:
             if micro.index == key.micro:
                 return _fields(micro.placed(), [text for _, text in micro.warnings], micro.warning_lines)
     raise KeyError(key)
+
+
+def _events(log: _Log) -> dict[_Place, list[Event]]:
+    """The events by place, and how far the run came beside what was logged last."""
+    if log.progress is None:
+        return log.events
+    at = next((place for known in (log.metrics, log.events) for place in reversed(known)), (None, None))
+    return {**log.events, at: [*log.events.get(at, []), log.progress]}
 
 
 def _optimizer_values(iteration: step_log.Iteration) -> dict[str, tuple[float, int]]:

@@ -35,7 +35,7 @@ from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
 
-_OF_TRAINING = frozenset(("loss", "grad_norm", "train/loss", "train/grad_norm"))
+_OF_TRAINING = frozenset(("loss", "grad_norm", "train/loss", "train/grad_norm", "actor/grad_norm", "actor/pg_loss"))
 _WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = regex(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
 _TABLE = regex(r"/(?:progress|history|log|wandb_export[^/]*|[^/]*metrics[^/]*)\.csv$", re.IGNORECASE)
@@ -176,8 +176,19 @@ def _history(file: Path, problems: list[Problem] | None) -> list[dict[str, Any]]
     tree = content.tree
     if isinstance(tree, dict) and isinstance(tree.get("log_history"), list):
         tree = tree["log_history"]
-    rows = tree if isinstance(tree, list) else [tree]
+    rows = tree if isinstance(tree, list) else [_summary(tree)]
     return [row for row in rows if _is_flat(row)] if content.container == "json" else []
+
+
+#: What wandb adds to the summary of a run, beside its last metrics: files, tables and its own account are mappings.
+_OF_WANDB = ("_wandb", "_runtime", "_timestamp")
+
+
+def _summary(tree: Any) -> Any:
+    """A mapping as it is; of a tracker's summary of a run its numbers alone."""
+    if not isinstance(tree, dict) or not any(name in tree for name in _OF_WANDB):
+        return tree
+    return {name: value for name, value in tree.items() if not isinstance(value, (dict, list)) and name[0] != "_"}
 
 
 def index(path: Path) -> Index:
@@ -194,8 +205,50 @@ def index(path: Path) -> Index:
         if _is_history(file):
             seen.setdefault(file.parent, (file, set(steps)))
         found.files += [(RecordKey(step, None, None, None, "training_metrics"), file) for step in steps]
-        found.facts |= _settings(file)
+        found.facts |= _settings(file) | _planned(file)
     return found
+
+
+#: What a row calls the step that the run is to end with.
+_PLANNED = ("total_steps", "max_steps")
+
+
+def _planned(file: Path) -> dict[str, Any]:
+    """How many steps the run was to take, and its epochs, as the last row of lines or transformers' state says."""
+    if file.suffix == ".jsonl":
+        with regular(file) as opened:
+            opened.seek(max(0, opened.seek(0, 2) - _LAST_BYTES))
+            lines = opened.read(_LAST_BYTES).splitlines()
+        row: Any = next((mapping for line in reversed(lines) if (mapping := _mapping(line)) is not None), {})
+        _, _, last = str(row.get(SWIFT_STEP, "")).partition("/")
+        said: Any = next((row[name] for name in _PLANNED if name in row), int(last) if last.isdecimal() else None)
+        epochs: Any = row.get("epoch")
+    elif file.name.endswith(".json"):
+        try:
+            tree = read_container(file).tree
+        except RldbgError:
+            return {}
+        is_state = isinstance(tree, dict) and isinstance(tree.get("log_history"), list)
+        said, epochs = (tree.get("max_steps"), tree.get("epoch")) if is_state else (None, None)
+    else:
+        return {}
+    facts: tuple[tuple[str, Any], ...] = ((PLANNED, said), (EPOCHS, epochs))
+    return {
+        name: number for name, number in facts
+        if isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number) and number > 0
+    }  # fmt: skip
+
+
+#: The facts that hold it, and the epochs that the data was gone through; how much of a file's end is looked at.
+PLANNED, EPOCHS, _LAST_BYTES = "planned_steps", "epochs_seen", 1 << 14
+
+
+def _mapping(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _settings(file: Path) -> dict[str, Any]:

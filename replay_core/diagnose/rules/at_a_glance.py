@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, shown, warning
-from replay_core.diagnose.resting import rests, signs
+from replay_core.diagnose.resting import Rest, rests, signs
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.learning import tells_of_rate
 from replay_core.diagnose.rules.states import MOST_NATS, FigureState, Test
@@ -185,7 +185,8 @@ def glance(log: RunLog) -> Iterator[Finding]:
     entropy of exactly 0 (info) or of 8 to 12.9 nats, one mean length in 3 lines and more that is a limit, responses
     under 3 tokens, a learning rate of 0 in every one of 2 and more, an explained variance under -1, no end token,
     summed logits, rewards over 10,000, a KL of 0 in 3 lines (all info). A reward of 0 in every line: a warning. A
-    reward function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing, as is one of
+    reward function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing (a warning in 8 in
+    which the whole reward does not rise either), as is one of
     another number but 1 in 3 while another function wavers; that in 4 and more is a warning. A share of right pairs
     under .6 after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of any length:
     an error.
@@ -198,7 +199,9 @@ def glance(log: RunLog) -> Iterator[Finding]:
     .8 and more of 1: worth knowing; a warning where it does not rise in 100 lines and more (by the rank test and the
     means of its thirds), and a sign of why is logged: .15 of the steps without a spread or loss, .2 of the responses
     cut, a reward function that never pays, a KL below .003; so in 300 lines without one. Worth knowing is one that
-    wavers by less than a hundredth in 5 lines and more, and a share of right answers of .05 that does not rise in 5.
+    wavers by less than a hundredth in 5 lines and more, and a share of right answers of .05 that does not rise in 5: a
+    warning in 20. A reward of 6 to 11 lines that goes down (Kendall's tau -.6) to .8 of its first third is worth
+    knowing, to .6 a warning.
     One (or a reward) whose last two of 10 values and more fall out of the range of all before by more than that range,
     to a tenth: a warning. A loss, where no reward is logged, that comes from under 5 to 8.5 nats and more: a warning.
     """
@@ -233,6 +236,7 @@ def glance(log: RunLog) -> Iterator[Finding]:
         yield from _negative(log)
         yield from _stands(log)
         yield from _to_noise(log)
+        yield from _falls(log)
     over_many = [*_by_chance(log), *_flat(log), *_hardly_any(log), *_lost_at_last(log)]
     yield from over_many
     if not (said or over_many) and lines > SHORT:
@@ -271,17 +275,40 @@ def _of_one_number(log: RunLog) -> Iterator[Finding]:
             )
     if nothing:
         names = [series.name for series in nothing]
-        yield info(
+        flat = _rests_too(log, nothing[0])
+        yield finding(
+            "warning" if flat is not None else "info",
             f"{'a reward is' if len(names) == 1 else 'rewards are'} never given: {', '.join(names[:5])} "
-            f"{'is' if len(names) == 1 else 'are'} 0 in every line",
+            f"{'is' if len(names) == 1 else 'are'} 0 in every line"
+            + (
+                ""
+                if flat is None
+                else f", and what is paid does not rise ({flat.reward.name} is {flat.begun:.3g} in the first third of "
+                f"{flat.steps} lines and {flat.now:.3g} in the last)"
+            ),
             nothing[0],
             nothing[0].shown(0.0, "> 0 for some response"),
+            *([] if flat is None else [flat.reward.shown(flat.now, f"> {flat.begun:.3g}")]),
             link="groups",
             cause="the model does not write what is looked for (a tag or form that the prompt does not ask for, too "
             "small a model, a limit that cuts it off), or the function never matches (a regular expression that does "
             "not cross lines, another column, an exception that is scored 0): what is never paid is not learnt",
             next_step="read ten responses; call the function by hand on one that should be paid",
         )
+
+
+#: Lines over which a reward that one function never adds to is flat, and by how much of itself it may waver.
+FLAT_LINES, FLAT_BY = 8, 0.1
+
+
+def _rests_too(log: RunLog, never: Series) -> Rest | None:
+    """The whole reward, where it stays where it was over as many lines as say that a function never pays."""
+    reward = log.get("reward")
+    if reward is None or min(len(reward.finite), len(never.finite)) < FLAT_LINES or trends.rises(reward.finite):
+        return None
+    third = len(reward.finite) // 3
+    begun, now = (sum(part) / third for part in (reward.finite[:third], reward.finite[-third:]))
+    return Rest(reward, begun, now, len(reward.finite)) if begun > 0 and now <= (1 + FLAT_BY) * begun else None
 
 
 class _RunsAway(Struct, frozen=True):
@@ -424,9 +451,43 @@ def _flat(log: RunLog) -> Iterator[Finding]:
     )
 
 
-#: What a share of right answers is called, and below which next to none is.
-_SHARE = regex(r"(?i)(?:^|[/_ ])(?:acc|accuracy|correct(?:ness)?)(?:_reward|/mean)?$")
-NEXT_TO_NONE = 0.05
+#: Of six lines and more a reward's fall: Kendall's tau, what is left of the first third, and what makes it a warning.
+SIX, TAU, LEFT, LITTLE = 6, -0.6, 0.8, 0.6
+
+
+def _falls(log: RunLog) -> Iterator[Finding]:
+    """A reward that goes down from line to line, of fewer than a trend needs."""
+    series = log.get("reward")
+    values = [] if series is None else series.finite
+    if series is None or not SIX <= len(values) < 12 or len(values) < len(series.points) or min(values) < 0:
+        return
+    if all(b < a for a, b in pairwise(values)) and values[-1] <= values[0] / 3:
+        return  # told as a run of lines
+    pairs = [(a, b) for at, a in enumerate(values) for b in values[at + 1 :]]
+    tau = sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
+    third = len(values) // 3
+    begun, now = sum(values[:third]) / third, sum(values[-third:]) / third
+    if tau > TAU or now > LEFT * begun:
+        return
+    yield finding(
+        "warning" if now <= LITTLE * begun else "info",
+        f"the reward falls: {series.name} goes from {begun:.3g} to {now:.3g} over {len(values)} lines",
+        series.ended,
+        series.shown(now, f">= {begun:.3g}"),
+        shown("Kendall's tau over the lines", round(tau, 2), f"> {TAU:g}"),
+        link="rewards",
+        cause="the policy moves away from what is rewarded: a learning rate too high, a turned sign, a KL or another "
+        "term that outweighs it; or the prompts get harder",
+        next_step="look at the KL and the length of the responses beside it; lower the learning rate if it goes on",
+    )
+
+
+#: What a share of right answers is called, and below which next to none is; lines in which that is no chance.
+_SHARE = regex(
+    r"(?i)(?:^|[/_ ])(?:acc|accuracy|correct(?:ness)?|success(?:_rate)?|solved?(?:_rate)?|pass(?:_rate|@1)?)"
+    r"(?:_reward|/mean)?$"
+)
+NEXT_TO_NONE, SURE = 0.05, 20
 
 
 def _hardly_any(log: RunLog) -> Iterator[Finding]:
@@ -438,7 +499,8 @@ def _hardly_any(log: RunLog) -> Iterator[Finding]:
             continue
         share = sum(values) / len(values)
         if share <= NEXT_TO_NONE:
-            yield info(
+            yield finding(
+                "warning" if len(values) >= SURE else "info",
                 f"hardly any answer is right: {series.name} is {share:.3g} over {len(values)} lines, and does not rise",
                 series,
                 series.shown(share, f"> {NEXT_TO_NONE:g}"),

@@ -19,7 +19,8 @@ from replay_core.diagnose.misfits import misfit
 from replay_core.diagnose.raised import raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS, LAST_ERROR, UNTOLD
+from replay_core.diagnose.with_values import with_values
+from replay_core.dumps.log_events import DEATHS, GOES_ON, LAST_ERROR, PROGRESS, UNTOLD
 from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
@@ -61,15 +62,24 @@ def died(log: RunLog) -> Iterator[Finding]:
     beside what reached the top, and Ray's driver names the class. What known texts mean is a table
     (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
     the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
-    follow: that is another start of the run. A traceback that more metrics follow was caught: info. A log that ends
+    follow: that is another start of the run. A traceback that more metrics follow, or steps of the bar, was caught:
+    info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
+    ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
     D36's.
     """
-    last = log.last_lines()
+    last = _last_work(log)
+    logged = {(one.point.path, int(said(one))) for one in log.events(GOES_ON)}
     # Lines of several ranks are kept by rank; the first of them all is the cause.
     files = list(dict.fromkeys(one.point.path for one in log.events(*DEATHS)))
     told = sorted(log.events(*DEATHS), key=lambda one: (files.index(one.point.path), one.point.line or 0))
-    at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
+    at_the_end = [
+        one for one in told
+        if (one.point.line or 0) > last.get(one.point.path, 0) and (one.point.path, one.point.line) not in logged
+    ]  # fmt: skip
+    # Tasks that are cancelled, and nothing else, are those of a program that closes.
+    if all(_CANCELLED.match(one.text) for one in at_the_end):
+        at_the_end = []
     if (crashes := _again_and_again(told, at_the_end)) is not None:
         yield crashes
         return
@@ -77,7 +87,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     ends = heads(at_the_end, weight)
     causes = [one for one in ends if not follows(one)] or ends
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
-        dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end)
+        stated = " ".join(one.text for one in log.events("main_failed"))
+        dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end, stated=stated)
         yield _behind_its_end(_of_numbers_before(dead, ends, log) or dead, log)
         return
     if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):
@@ -100,6 +111,20 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+_CANCELLED = regex(r"^(?:\w+\.)*CancelledError\b|^RuntimeError: (?:Event loop is closed|cannot schedule new futures)")
+
+
+def _last_work(log: RunLog) -> dict[str | None, int]:
+    """By file, the last line that logs a value, or on which the bar of steps went on before its last rise."""
+    found = log.last_lines()
+    for one in log.events("finished", "succeeded"):
+        found[one.point.path] = max(found.get(one.point.path, 0), one.point.line or 0)
+    for one in log.events(PROGRESS):
+        rose = next((line[5:] for line in one.text.splitlines()[1:] if line.startswith("rose ")), "0")
+        found[one.point.path] = max(found.get(one.point.path, 0), int(rose))
+    return found
 
 
 #: So many crashes of native code are a habit of the run, and lines between two of them before they are two.
@@ -226,8 +251,10 @@ def _behind_its_end(dead: Finding, log: RunLog) -> Finding:
     )
 
 
-def _dead(ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] | None = None) -> Finding:
-    """`every`: what else of it is told, beside the ends that a cause is looked for in."""
+def _dead(
+    ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] | None = None, stated: str = ""
+) -> Finding:
+    """`every`: what else of it is told, beside the ends that a cause is looked for in. `stated`: the run's settings."""
     told, every = every or ends, ends
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
     # of a list of weights that do not fit the empty one.
@@ -256,6 +283,8 @@ def _dead(ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] |
         (cause, next_step), short = judge, in_short(judge[0])
     elif one.kind == "traceback" and (together := with_code(one, where)) is not None:
         short, cause, next_step = together
+    elif one.kind == "traceback" and (told_of := with_values(one, where, stated)) is not None:
+        short, cause, next_step = told_of.short, told_of.cause, told_of.next_step
     elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
         short, cause, next_step = _UNKNOWN_WEIGHT
     else:
@@ -390,6 +419,10 @@ _AT = regex(r"^.{0,400}\b(\d+/\d+) \[[\d:]+<[\d:?]+, [^\]]{0,40}(?:it/s|s/it)\]"
 _BAR = regex(r"^.{0,400}?(?:it/s|s/it)[^\]]{0,200}\]\s*(?=\S)")
 
 
+#: A path of many folders, and its last two names.
+_PATH = regex(r"(?<![\w.:/])/(?:[^\s/'\":]{1,80}/){3,30}([^\s/'\":]{1,80}/[^\s/'\":]{1,80})")
+
+
 def _words(one: Told) -> str:
     first, *more = one.text.splitlines()
     first = _BAR.sub("", first)
@@ -398,6 +431,8 @@ def _words(one: Told) -> str:
     text = f"{first} {below}" if first.rstrip().endswith(":") and below else first
     # Which fields of a configuration are wrong is what there is to say.
     text, most = text.removeprefix("pydantic_core._pydantic_core."), 240 if "validation error" in text else 120
+    if len(text) > most:
+        text = _PATH.sub(lambda path: f".../{path[1]}", text)  # what is wrong with it stands behind it
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -654,7 +689,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @rule("L26", "the run waits and goes no further", link="time", scope="signals",
-      needs=("event:waiting|event:stalled|event:phase|event:begins|event:succeeded",),
+      needs=("event:waiting|event:stalled|event:phase|event:begins|event:succeeded|event:debugger",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
@@ -662,10 +697,11 @@ def waits(log: RunLog) -> Iterator[Finding]:
     enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
     of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
     did not end, in a log without an end of the run, is worth knowing; so is a bar of steps that stands at 0 in a log
-    without a metric. A job that succeeded in a log without a metric is a warning.
+    metric. A job that succeeded in a log without a metric is a warning; and so is a debugger that waits for somebody.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
+    yield from _in_debugger(log)
     yield from _begun(log)
     over = log.events("succeeded")
     if over and not last:
@@ -691,6 +727,8 @@ def waits(log: RunLog) -> Iterator[Finding]:
     first = same[-1]
     used = [int(found[1]) / int(found[2]) for one in same if (found := _LIMIT.search(one.text)) and int(found[2])]
     late = max(used, default=0.0) >= HALF
+    if used and not late:
+        return  # it has only begun to wait
     few = len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG)
     known = failure_of(said(first))
     if few and not late and (known is None or known.general or last):
@@ -724,7 +762,8 @@ def _begun(log: RunLog) -> Iterator[Finding]:
     if log.events(*DEATHS):
         return
     bars, last = log.events("begins"), log.last_lines()
-    if bars and not any(last.values()) and not log.events("waiting", "stalled"):
+    moved = any(not one.text.startswith("0/") for one in log.events(PROGRESS))
+    if bars and not any(last.values()) and not log.events("waiting", "stalled") and not moved:
         yield info(
             "the log ends before the first step: the bar of its steps stands at 0",
             bars[-1].point.where(),
@@ -777,6 +816,32 @@ def _stands_at_0(log: RunLog) -> Iterator[Finding]:
         next_step="TOKENIZERS_PARALLELISM=false before the first import, num_proc=1 to see whether it is the fork; "
         "py-spy dump --pid PID of a worker shows where it stands",
     )  # fmt: skip
+
+
+def _in_debugger(log: RunLog) -> Iterator[Finding]:
+    """A debugger that waits for somebody, as the last thing the log tells of."""
+    last = _last_work(log)
+    held = [
+        one for one in log.events("debugger") if (one.point.line or 0) > last.get(one.point.path, 0)
+    ]  # fmt: skip
+    if not held or log.events("finished", "succeeded"):
+        return
+    after = [one for one in log.events(*DEATHS) if (one.point.line or 0) > (held[-1].point.line or 0)]
+    if after:
+        return
+    first = next(one for one in held if one.text == held[-1].text)
+    yield warning(
+        f"the run waits in a debugger since line {first.point.line}, and nothing follows: "
+        f"{first.text.splitlines()[0][:140]!r}",
+        first.point.where(),
+        shown("line", first.text.splitlines()[0][:200], None, f"line {first.point.line}"),
+        shown("lines of a debugger", len(held), "0", "log"),
+        cause="a breakpoint is in the code (breakpoint(), pdb.set_trace(), ray.util.pdb), or a post-mortem debugger is "
+        "switched on (RAY_DEBUG, RAY_PDB, RAY_DEBUG_POST_MORTEM) and an exception has stopped a worker: it waits for "
+        "somebody to attach, and every other process waits for it",
+        next_step="attach (ray debug, or the port it names) and look where it stands; take the breakpoint out, unset "
+        "RAY_DEBUG and RAY_DEBUG_POST_MORTEM, PYTHONBREAKPOINT=0 for a run without a terminal",
+    )
 
 
 def _elapsed(texts: list[str]) -> float | None:

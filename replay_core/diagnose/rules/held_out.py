@@ -10,6 +10,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, error, info, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.dumps.metrics import EPOCHS, PLANNED
 from replay_core.regexes import regex
 
 #: Share of its first level by which a held-out result falls before it is worth a warning.
@@ -25,9 +26,10 @@ def overfits(log: RunLog) -> Finding | None:
     in every evaluation after its best (4 of 5 and more) to a tenth of it is an error. So it is where it is lost: a
     result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
     and more. Of demonstrations: a validation's loss that is .15 and more above its least in each of the last 2 of 5
-    evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning. A
-    share of right held-out pairs below .65 that does not rise over 3 evaluations and more behind the first, while the
-    loss falls by a fifth: worth knowing.
+    evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning; of
+    3 and 4 evaluations where each is as high as the one before, and half is left of training's. A share of right
+    held-out pairs below .65 that does not rise over 3 evaluations and more behind the first, while the loss falls by a
+    fifth: worth knowing.
     """
     if (learnt := _by_heart(log)) is not None or not log.has("reward") or not log.has("held_out"):
         return learnt
@@ -156,8 +158,11 @@ def form_lost(log: RunLog) -> Finding | None:
     )
 
 
-#: How much of itself a held-out loss rises, and what is left of training's, before it is what was learnt by heart.
-ROSE, LEARNT = 0.15, 0.7
+#: How much of itself a held-out loss rises, and what is left of training's, before it is what was learnt by heart; of
+#: three or four evaluations, by how much one may lie below the one before.
+ROSE, LEARNT, LEARNT_FEW, FEW, WAVERS = 0.15, 0.7, 0.5, 3, 0.01
+#: Epochs, and the loss per token, at and below which demonstrations are known by heart; and the share of the first.
+OVER_AND_OVER, BY_HEART, OF_FIRST = 5, 0.1, 0.05
 
 
 def _by_heart(log: RunLog) -> Finding | None:
@@ -168,7 +173,7 @@ def _by_heart(log: RunLog) -> Finding | None:
         if (
             train is None
             or log.has("reward")
-            or len(values) < 5
+            or len(values) < FEW
             or len(values) < len(series.points)
             or min(values) <= 0
         ):
@@ -176,10 +181,14 @@ def _by_heart(log: RunLog) -> Finding | None:
         least = min(range(len(values)), key=values.__getitem__)
         if least > len(values) - 3 or min(values[-2:]) < (1 + ROSE) * values[least]:
             continue
+        # Of three or four one may stand out: each has to be as high as the one before.
+        few = len(values) < EVALUATIONS
+        if few and any(b < (1 - WAVERS) * a for a, b in pairwise(values[least:])):
+            continue
         at = series.points[least].step
         before = [p.value for p in train.points if p.step is not None and at is not None and p.step <= at]
         then, now = trends.level(before, 5) if before else 0.0, trends.level(train.finite, 5)
-        if now <= 0 or now > LEARNT * then:
+        if now <= 0 or now > (LEARNT_FEW if few else LEARNT) * then:
             continue
         # Lines without a number are counted: that count is no step.
         where = f"line {(at or 0) + 1} of metrics" if log.is_counted else f"step {at}"
@@ -194,6 +203,40 @@ def _by_heart(log: RunLog) -> Finding | None:
             next_step=f"take the checkpoint near {where} (load_best_model_at_end); fewer epochs, or more data",
         )
     return None if train is None else _learns_no_more(log, train)
+
+
+@rule("L43", "demonstrations are learnt by heart", link="trend", scope="signals", needs=("loss",), explains=("L08",),
+      source="rldbg; transformers' trainer_state.json (epoch, max_steps)")  # fmt: skip
+def over_and_over(log: RunLog) -> Finding | None:
+    """A loss of demonstrations (nothing is paid, no pairs) that comes to .1 and less, and to a twentieth of its first
+    three values, over 5 epochs and more, where no evaluation is logged: a warning. With one, L20 judges.
+    """
+    train = given(log.get("loss"))
+    epochs, values = log.algorithm.number(EPOCHS), train.finite
+    skip_if(any(map(log.has, ("held_out_loss", "held_out", *_PAID))), "it is no run of demonstrations alone")
+    if epochs is None or epochs < OVER_AND_OVER or len(values) < trends.MIN_STEPS:
+        raise Skip(f"needs the loss of {trends.MIN_STEPS} steps, and {OVER_AND_OVER} epochs")
+    begun, now = trends.level(values[:3]), trends.level(values, 5)
+    if not 0 <= now <= min(BY_HEART, OF_FIRST * begun):
+        return None
+    planned, last = log.algorithm.number(PLANNED), train.last.step
+    early = planned is not None and last is not None and last < 0.5 * planned and not log.is_counted
+    return warning(
+        f"the demonstrations are learnt by heart: {train.name} falls from {begun:.3g} to {now:.3g} in {epochs:.3g} "
+        "epochs, and nothing is held out to tell whether more is learnt"
+        + (f" (and that is step {last:,} of {planned:,.0f})" if early else ""),
+        train.ended,
+        train.shown(now, f"> {BY_HEART:g}"),
+        shown("epochs", epochs, f"< {OVER_AND_OVER}"),
+        cause="too many epochs over as little data: what the model writes is what it has seen, and it forgets what it "
+        "could do before",
+        next_step="1 to 3 epochs; hold out a part of the data (eval_strategy='steps') and take the checkpoint of its "
+        "least loss",
+    )
+
+
+#: What is logged where something else than demonstrations teaches.
+_PAID = ("reward", "reward_function", "pair_reward", "pair_logps", "kl", "pg_loss", "entropy", "advantage_max")
 
 
 #: A share of right pairs that a model which tells them apart is above; how little more is no gain.

@@ -894,14 +894,24 @@ def zero_and_fine(batch: StepBatch) -> Finding | None:
     )
 
 
+#: What a log of rewards, or of a policy against another, has beside its loss.
+_OF_REWARDS = (
+    "reward", "reward_std", "reward_max", "frac_zero_std", "advantage_max", "advantage_mean", "kl", "policy_kl",
+    "ratio_mean", "ratio_max", "clip_fraction", "pg_loss", "truncated",
+)  # fmt: skip
+
+
 @rule("D02", "loss 0 while training goes on", link="loss", scope="signals", needs=("loss|pg_loss", "grad_norm"),
       source="trl#3452, open-r1#239")  # fmt: skip
 def zero_loss_is_expected(log: RunLog) -> Finding | None:
     """|loss| < 1e-4 with a gradient norm above 0 is no error.
 
     With one update per batch the ratio is 1 and the loss is -mean(A) (+ beta * KL, 0 at first): centred advantages
-    make it 0 whatever is learned. The gradient is not 0. Said as info, not as a warning.
+    make it 0 whatever is learned. The gradient is not 0. Said as info, not as a warning. Of demonstrations, where
+    nothing is paid, a loss of 0 is none of these: they are known by heart.
     """
+    if not any(map(log.has, _OF_REWARDS)):
+        return None
     some = [
         step for step in steps_told(log)
         if step.loss is not None and abs(step.loss) < ZERO and (step.grad or 0) > 0 and not step.is_dead

@@ -59,10 +59,17 @@ _UNALLOCATED = regex(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _OTHERS = regex(rf"Process \d+ has {_SIZE} memory in use")
 _ALLOCATED = regex(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
 _THIS_ONE = regex(r"this process has [\d.]+ [KMGT]iB memory in use")
+_OWN = regex(rf"this process has {_SIZE} memory in use")
+#: GiB that neither is free nor this process's before it is said; the share of the capacity that a process's tensors
+#: fill where what it trains is too large for it; the share of what torch holds that lies idle before it is what fails.
+HIDDEN, FULL, IDLE = 2.0, 0.85, 0.05
+#: A layer that is computed again in the backward.
+_RECOMPUTED = regex(r"utils/checkpoint\.py|activation_checkpointing|checkpoint_wrapper")
+_IN_BACKWARD = regex(r"_engine_run_backward|autograd/function\.py|run_backward")
 #: GiB that a process holds beside what torch has reserved: its CUDA context, NCCL's buffers. What a saver of memory
 #: keeps for itself may be a fifth of it.
 _CONTEXT, _BESIDE = 3.0, 0.2
-_LOGITS = regex(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|\.float\(\)")
+_LOGITS = regex(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|(?<!loss)\.float\(\)")
 _OPTIMIZER = regex(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
 _ATTENTION = regex(r"attention|sdpa|flash_attn", re.IGNORECASE)
 _SOFTMAX = regex(r"\bsoftmax\b")
@@ -124,7 +131,9 @@ def gib(text: str, pattern: re.Pattern[str]) -> float | None:
 def out_of_memory(log: RunLog) -> Finding | None:
     """Reads the allocator's line: what was asked for, free, reserved but unallocated, and the frames above it.
 
-    Asked for more than is free while more than that lies reserved but unallocated is fragmentation. Frames that
+    Asked for more than is free while more than that, and a twentieth of all that torch holds, lies reserved but
+    unallocated is fragmentation. Tensors of the process that fill .85 of the GPU are said to; what is neither free nor
+    its own is another process's. Frames that
     handle logits or log-probabilities, with a large piece asked for, are the whole-vocabulary logits: T * V * 4 B in
     fp32, and two to three times that with its gradient. Otherwise the frames name attention, optimizer or engine.
     Where memory only grew up to there (L04), and responses did not, it is a leak that has used it up, whatever asked
@@ -191,8 +200,23 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
     """Evidence, cause and next step of the allocator's line and the frames under it."""
     free, total, spare = (gib(text, pattern) for pattern in (_FREE, _TOTAL, _UNALLOCATED))
     others = sum(_of_others(text, spare))
-    numbers = {"asked for": tried, "free": free, "capacity": total, "reserved, unallocated": spare}
+    held, own = gib(text, _ALLOCATED), gib(text, _OWN)
+    if not others and own is not None and total is not None and free is not None and total - free - own > HIDDEN:
+        others = total - free - own  # in another container torch does not see whose it is
+    numbers = {"asked for": tried, "free": free, "capacity": total, "allocated by tensors": held,
+               "reserved, unallocated": spare}  # fmt: skip
     cause, next_step = _blamed(text, tried, spare)
+    if cause == _UNSHOWN and held is not None and total and held >= FULL * total:
+        cause = (
+            f"{held:.4g} of {total:.4g} GiB are held by tensors of this process, {held / total:.0%}: weights, their "
+            "gradients and optimizer states (of a parameter trained by Adam in mixed precision 16 bytes and more) and "
+            "activations fill it; nothing is lost to fragmentation"
+        )
+        next_step = (
+            "shard it over more GPUs (ZeRO-3, FSDP, tensor parallelism) or offload the optimizer, an adapter (LoRA, "
+            "QLoRA) or a smaller model; gradient checkpointing and fewer tokens per micro-batch help where activations "
+            "are what fills it"
+        )
     if others and total and others > 0.6 * total:
         numbers["other processes on the GPU"] = others
         cause = (
@@ -228,6 +252,9 @@ def _of_others(text: str, spare: float | None) -> list[float]:
     return found
 
 
+_UNSHOWN = "activations and logits grow with the longest micro-batch; the log does not show where it happened"
+
+
 def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, str]:
     """Cause and next step, from what was spare and the frames that lead to it."""
     frames = "\n".join(text.splitlines()[1:])
@@ -238,7 +265,9 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
             "lower max_num_seqs (--max-running-requests), gpu_memory_utilization (--mem-fraction-static) or the "
             "graphs' batch sizes; enforce_eager=True",
         )
-    if tried is not None and spare is not None and spare > tried:
+    held = gib(text, _ALLOCATED)
+    idle = spare is not None and (held is None or spare >= IDLE * (held + spare))
+    if tried is not None and spare is not None and spare > tried and idle:
         return (
             "fragmentation: more than was asked for lies reserved, in pieces that are too small",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -252,6 +281,20 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
             "logits of the whole vocabulary in fp32: tokens x vocabulary x 4 B, again for their gradient" + words,
             "compute log-probabilities in chunks, or over fewer tokens per micro-batch; "
             "rldbg replay DUMP --logits whole forecasts the same, rldbg replay DUMP --logits chunked does without",
+        )
+    inside = _IN_BACKWARD.search("\n".join(frames.splitlines()[-3:])) is not None
+    if inside and _RECOMPUTED.search(frames):
+        return (
+            "a layer that is computed again in the backward (gradient checkpointing): what one layer needs of the "
+            "longest rows of the micro-batch, its attention's scores or its MLP, does not fit beside what is held",
+            "fewer tokens per micro-batch or shorter responses (prompts with images count as many tokens); a flash "
+            "attention kernel",
+        )
+    if inside:
+        return (
+            "the backward pass: activations that the forward kept, and gradients beside them, of the longest rows of "
+            "the micro-batch",
+            "gradient checkpointing; fewer tokens per micro-batch",
         )
     for pattern, cause, step in (
         (_OPTIMIZER, "the optimizer's state, which its first step allocates", "shard or offload the optimizer state"),
@@ -270,7 +313,7 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
             "the worker's log (/tmp/ray/session_latest/logs) holds that line",
         )
     return (
-        "activations and logits grow with the longest micro-batch; the log does not show where it happened",
+        _UNSHOWN,
         "fewer tokens per micro-batch; rldbg record -- YOUR COMMAND, then "
         "rldbg replay rldbg-dump forecasts T x V x 4 B",
     )

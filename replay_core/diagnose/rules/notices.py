@@ -13,7 +13,7 @@ from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, wa
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import UNTOLD
+from replay_core.dumps.log_events import DEATHS, UNTOLD
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -360,20 +360,25 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     """The error that loggers tell of most often."""
     alike: dict[str, list[Told]] = {}
     for told in log.events("error"):
+        if "dependency resolver" in told.text:
+            continue  # pip's word of packages that it leaves as they are
         alike.setdefault(_NUMBERS.sub("#", told.text.splitlines()[0][:160]), []).append(told)
     lines = max(alike.values(), key=len, default=[])
     if len(lines) < AGAIN:
         return
     whole = lines[0].text.splitlines()[0]
     known = failure_of(whole)
+    in_vain = not any(log.last_lines().values()) and known is not None and not log.events(*DEATHS, "finished")
     known = None if known is not None and (known.general or known.follows) else known
     # What fails stands behind the logger's name, and often at the end.
     whole = _OF_LOGGER.sub("", whole)
     words = whole if len(whole) <= LONGEST else f"{whole[: LONGEST // 2]} ... {whole[-LONGEST // 2 :]}"
     yield finding(
         # Eight workers that say one thing at the start are no habit.
-        "warning" if len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY) else "info",
-        f"one error is logged {len(lines)} times, and the run goes on: "
+        "warning"
+        if in_vain or len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY)
+        else "info",
+        f"one error is logged {len(lines)} times, and {'no step is taken' if in_vain else 'the run goes on'}: "
         + (f"{in_short(known.cause)}: " if known is not None else "")
         + words,
         lines[0].point.where(),
@@ -391,6 +396,9 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     )
 
 
+#: Of a run that pays for no answer, generation that is greedy is an evaluation's, as it should be.
+_GREEDY, _PAID = regex(r"`do_sample`"), ("reward", "reward_std", "frac_zero_std", "advantage_max")
+_TRAINS = ("loss", "pg_loss", "grad_norm", "learning_rate")
 _UNHEARD = regex(r"None of the inputs have requires_grad")
 
 
@@ -430,8 +438,12 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         why = None if why is None or why.general or why.follows or why.cause.startswith("the reward failed") else why
         if known.link == "gradient" and _UNHEARD.search(text) and any(value > 0 for value in _norms(log)):
             continue  # printed of a forward that wants no gradient, as the reference's: those that do have one
+        greedy = _GREEDY.search(text) is not None and (
+            not any(map(log.has, _PAID)) or not any(map(log.has, _TRAINS)) or log.has("pair_reward")
+        )
         mild = (
-            len(lines) < known.fewest
+            greedy
+            or len(lines) < known.fewest
             or spared
             or _TIED.search(text) is not None
             or (_BY_DESIGN.search(text) and not (lost or fails))

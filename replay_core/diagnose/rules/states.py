@@ -247,11 +247,17 @@ def moves(log: RunLog) -> bool:
 OF_WEIGHTS = 0.1
 
 
+_OF_TRAINING = ("loss", "pg_loss", "grad_norm", "learning_rate", "reward_std", "kl", "advantage_std")
+
+
 def _holds(log: RunLog, series: Series, state: FigureState) -> bool:
     values = series.finite
     mean = log.get("advantage_mean")
     # One weight for all that were chosen (RAFT, SFT) has no spread, and is not 0.
     if state.signal == "advantage_std" and mean is not None and min(map(abs, mean.finite), default=0.0) > OF_WEIGHTS:
+        return False
+    # An evaluation's temperature is what it is: where nothing is paid and nothing trained, no group is sampled.
+    if state.signal == "rollout_temperature" and not any(map(log.has, _OF_TRAINING)):
         return False
     return len(values) >= state.fewest and state.holds(values) and (not state.moving or moves(log))
 
