@@ -1,8 +1,8 @@
-"""A Python that has imported torch already, forked for every script: thirty scripts of a test import it once.
+"""A Python that has imported what scripts import already, forked for every script: many of a worker import it once.
 
-`command()` is used like the path of an interpreter: `[*command(), "train.py", …]`. A script sees the environment, the
+`command()` is used like the path of an interpreter: `[*command(), "train.py", …]`, with `-c` and `-m` too. A script sees the environment, the
 working directory, the streams and the signals it would see, sitecustomize runs, and torch is not in sys.modules until
-the script imports it. What concerns the start of an interpreter, or starts others, is tested with `sys.executable`.
+the script imports it; an optimizer's first step finds torch's compiler loaded, and a model transformers. What concerns the start of an interpreter, or starts others, is tested with `sys.executable`.
 
     test ── client (this file, a few ms) ══ socket ══ server ── fork: keeper ── fork: the script
 """
@@ -87,7 +87,9 @@ class _Kept:
 
 def _serve(path: str) -> tuple[list[str], dict[str, Any]] | None:
     """Fork for every connection. Returns in a process that is to become a script."""
-    import torch  # noqa: F401
+    import torch
+    import torch._dynamo  # which the first optimizer asks for  # noqa: F401
+    from transformers import LlamaForCausalLM, Qwen2ForCausalLM  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers end by themselves
     with socket.socket(socket.AF_UNIX) as listening:
@@ -136,8 +138,8 @@ def _keep(connection: socket.socket) -> tuple[list[str], dict[str, Any]] | None:
             os._exit(0)
 
 
-def _become(words: list[str], request: dict[str, Any]) -> str:
-    """Take over what the client has; returns the script's path."""
+def _become(words: list[str], request: dict[str, Any]) -> None:
+    """Take over what the client has: streams, folder, environment, arguments."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
@@ -145,13 +147,25 @@ def _become(words: list[str], request: dict[str, Any]) -> str:
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:] = [os.path.dirname(os.path.abspath(words[0])), *added, *sys.path[1:]]
-    sys.argv[:] = words
+    own = {"-c": "", "-m": os.getcwd()}.get(words[0], os.path.dirname(os.path.abspath(words[0])))
+    sys.path[:] = [own, *added, *sys.path[1:]]
+    sys.argv[:] = words if words[0] not in ("-c", "-m") else ["-c", *words[2:]]
     sys.meta_path.insert(0, _Kept(sys.modules.pop("torch")))  # type: ignore[arg-type]
     sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ModuleNotFoundError):
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
-    return words[0]
+
+
+def _run_as_main(words: list[str]) -> None:
+    import runpy
+
+    if words[0] == "-m":
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        main = sys.modules["__main__"] = type(sys)("__main__")
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":
@@ -159,6 +173,5 @@ if __name__ == "__main__":
         _run(sys.argv[2], sys.argv[3:])
     become = _serve(sys.argv[2])
     if become is not None:
-        import runpy
-
-        runpy.run_path(_become(*become), run_name="__main__")
+        _become(*become)
+        _run_as_main(become[0])
