@@ -35,8 +35,8 @@ BROKEN = _hidden()
 
 import transformers  # noqa: E402 - after the broken packages are out of its way
 
-# transformers imports its parts when they are asked for. This one is half of it and every model asks for it: here, where
-# nothing looks for garbage meanwhile (`collecting.importing`). One that cannot be imported is told where it is used.
+# transformers imports its parts when they are asked for. This one is half of it and every model asks for it: here,
+# where nothing looks for garbage meanwhile (`collecting.importing`). What is broken in it is told where it is used.
 with contextlib.suppress(Exception):
     importlib.import_module("transformers.modeling_utils")
 
