@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core import workbench
+from replay_core.collecting import importing
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.dumps import open_run
 from replay_core.dumps.following import Follower
@@ -326,7 +327,8 @@ def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.plan import ReplayPlan
 
     on_event(IMPORTING)
-    from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
+    with importing():
+        from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
 
     return clean(run_cell(ReplayPlan.from_mapping(params["plan"]), on_event))
 
@@ -336,7 +338,8 @@ def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.plan import ReplayPlan
 
     on_event(IMPORTING)
-    from replay_core.replay.why import explain  # torch and transformers: 3.4 s
+    with importing():
+        from replay_core.replay.why import explain  # torch and transformers: 3.4 s
 
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
     always, is_ahead, is_agreeing = (bool(params.get(name)) for name in ("always", "is_ahead", "is_agreeing"))
@@ -353,7 +356,8 @@ def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.plan import ReplayPlan
 
     on_event(IMPORTING)
-    from replay_core.replay.slicing import cut  # torch and transformers: 3.4 s
+    with importing():
+        from replay_core.replay.slicing import cut  # torch and transformers: 3.4 s
 
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
     return cut(plan, reference, Path(plan.out), str(params["said"]), on_event)
@@ -363,7 +367,8 @@ def _replay_blame_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.plan import ReplayPlan
 
     on_event(IMPORTING)
-    from replay_core.replay.blaming import blame  # torch and transformers: 3.4 s
+    with importing():
+        from replay_core.replay.blaming import blame  # torch and transformers: 3.4 s
 
     return blame(ReplayPlan.from_mapping(params["plan"]), on_event)
 
@@ -380,7 +385,8 @@ def _capsule_job(params: dict[str, Any], on_event: OnEvent) -> ReplayDocument:
 
 
 def _critic_job(params: dict[str, Any], on_event: OnEvent) -> CriticAnswer:
-    from replay_core.parity.worker import run_critic  # torch, and the critic's own framework
+    with importing():
+        from replay_core.parity.worker import run_critic  # torch, and the critic's own framework
 
     return clean(run_critic(params, on_event))
 
@@ -420,6 +426,7 @@ def _mismatch_job(params: dict[str, Any], on_event: OnEvent) -> MismatchDocument
 
 def _demo_train_job(params: dict[str, Any], on_event: OnEvent) -> TrainedDemo:
     on_event(IMPORTING)
-    from replay_core.demo.train import train_demo  # torch and transformers: 3.4 s
+    with importing():
+        from replay_core.demo.train import train_demo  # torch and transformers: 3.4 s
 
     return train_demo(Path(params["directory"]), on_event, fault=params.get("fault"))

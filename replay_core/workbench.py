@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from replay_core.collecting import seldom
+from replay_core.collecting import importing, seldom
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError, RldbgError, SelectionError
 from replay_core.export import documents
@@ -942,6 +942,7 @@ def referee(
     if any(why is not None for _, _, why in missing):
         return ruling_document(not_ruled(missing))
     on_event(IMPORTING)
-    from replay_core.referee.ruling import rule  # torch and transformers: 3.4 s
+    with importing():
+        from replay_core.referee.ruling import rule  # torch and transformers: 3.4 s
 
     return ruling_document(rule(sides[0], sides[1] if len(sides) > 1 else None, on_event, graft=graft))

@@ -1,20 +1,22 @@
-"""A Python that has imported torch already, forked for every script: thirty scripts of a test import it once.
+"""A Python that has imported what scripts import already, forked for every script: many of a worker import it once.
 
-`command()` is used like the path of an interpreter: `[*command(), "train.py", …]`. A script sees the environment, the
-working directory, the streams and the signals it would see, sitecustomize runs, and torch is not in sys.modules until
-the script imports it. What concerns the start of an interpreter, or starts others, is tested with `sys.executable`.
+`command()` is used like the path of an interpreter: `[*command(), "train.py", …]`, with `-c` and `-m` too. A script
+sees the environment, the working directory, the streams and the signals it would see, sitecustomize runs, and torch is
+not in sys.modules until the script imports it; an optimizer's first step finds torch's compiler loaded, and a model
+transformers. What concerns the start of an interpreter, or starts others, is tested with `sys.executable`.
 
     test ── client (this file, a few ms) ══ socket ══ server ── fork: keeper ── fork: the script
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import fcntl
 import functools
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,23 +29,19 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @functools.cache
 def command() -> list[str]:
-    """The words that stand for the interpreter. The server starts with the first call and ends with this process."""
-    folder = tempfile.mkdtemp(prefix="warm")  # short: the path of a socket may have 108 letters
-    path = os.path.join(folder, "s")
+    """The words that stand for the interpreter. The first worker that asks starts a server; it ends with the run."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    folder = os.path.join(tempfile.gettempdir(), f"warm{run[:16]}") if run else tempfile.mkdtemp(prefix="warm")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, "s")  # short: the path of a socket may have 108 letters
     here = os.path.abspath(__file__)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    server = subprocess.Popen(
-        [sys.executable, here, "serve", path], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline() == "ready\n"
-    atexit.register(_end, server)
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(path):
+            environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            words = [sys.executable, here, "serve", path, str(os.getppid() if run else os.getpid())]
+            subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
     return [sys.executable, "-S", "-E", here, "run", path]
-
-
-def _end(server: subprocess.Popen[str]) -> None:
-    server.kill()
-    server.communicate()
 
 
 def _run(path: str, words: list[str]) -> None:
@@ -85,22 +83,28 @@ class _Kept:
         module.__spec__ = self.spec
 
 
-def _serve(path: str) -> tuple[list[str], dict[str, Any]] | None:
+def _serve(path: str, run: int) -> tuple[list[str], dict[str, Any]] | None:
     """Fork for every connection. Returns in a process that is to become a script."""
-    import torch  # noqa: F401
+    import torch
+    import torch._dynamo  # which the first optimizer asks for  # noqa: F401
+    from transformers import LlamaForCausalLM, Qwen2ForCausalLM  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers end by themselves
+    over = os.pidfd_open(run)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
-        os.write(1, b"ready\n")
+        if os.fork():  # whoever waits for the server waits no longer
+            os._exit(0)
         while True:
-            ready, _, _ = select.select([listening.fileno(), 0], [], [])
-            if 0 in ready:  # whoever started us is gone
+            ready, _, _ = select.select([listening.fileno(), over], [], [])
+            if over in ready:
+                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
                 return None
             connection, _ = listening.accept()
             if os.fork() == 0:
                 listening.close()
+                os.close(over)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 return _keep(connection)
             connection.close()
@@ -136,8 +140,8 @@ def _keep(connection: socket.socket) -> tuple[list[str], dict[str, Any]] | None:
             os._exit(0)
 
 
-def _become(words: list[str], request: dict[str, Any]) -> str:
-    """Take over what the client has; returns the script's path."""
+def _become(words: list[str], request: dict[str, Any]) -> None:
+    """Take over what the client has: streams, folder, environment, arguments."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
@@ -145,20 +149,31 @@ def _become(words: list[str], request: dict[str, Any]) -> str:
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:] = [os.path.dirname(os.path.abspath(words[0])), *added, *sys.path[1:]]
-    sys.argv[:] = words
+    own = {"-c": "", "-m": os.getcwd()}.get(words[0], os.path.dirname(os.path.abspath(words[0])))
+    sys.path[:] = [own, *added, *sys.path[1:]]
+    sys.argv[:] = words if words[0] not in ("-c", "-m") else ["-c", *words[2:]]
     sys.meta_path.insert(0, _Kept(sys.modules.pop("torch")))  # type: ignore[arg-type]
     sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ModuleNotFoundError):
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
-    return words[0]
+
+
+def _run_as_main(words: list[str]) -> None:
+    import runpy
+
+    if words[0] == "-m":
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        main = sys.modules["__main__"] = type(sys)("__main__")
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         _run(sys.argv[2], sys.argv[3:])
-    become = _serve(sys.argv[2])
+    become = _serve(sys.argv[2], int(sys.argv[3]))
     if become is not None:
-        import runpy
-
-        runpy.run_path(_become(*become), run_name="__main__")
+        _become(*become)
+        _run_as_main(become[0])

@@ -6,6 +6,7 @@ One place reads the settings, in every framework's words; rules ask here before 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from replay_core.records import Run
@@ -70,26 +71,31 @@ class Algorithm:
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
 
+    @cached_property
+    def _settings(self) -> dict[str, list[Any]]:
+        """Every setting that is no table, by the last part of its name: rules ask for hundreds."""
+        return settings_of(self._facts)
+
     def value(self, *names: str) -> Any:
         """The first of these settings that is stated, whatever it is; a table of its own where nothing else is."""
-        found = stated(self._facts, *names)
-        tables = (each for name in names for each in _every(self._facts, name, _DEEPEST, tables=True))
+        found = first_of(self._settings, *names)
+        tables = (each for name in names for each in _tables(self._facts, name, _DEEPEST))
         return found if found is not None else next(tables, None)
 
     def number(self, *names: str) -> float | None:
         """The first of these settings that is stated as one number."""
-        return stated_number(self._facts, *names)
+        return as_number(first_of(self._settings, *names))
 
     def is_on(self, name: str) -> bool | None:
         """Whether a switch is on; None where it is not stated."""
-        value = stated(self._facts, name)
+        value = first_of(self._settings, name)
         if isinstance(value, str):
             return {"true": True, "false": False}.get(value.lower())
         return value if isinstance(value, bool) else None
 
     def word(self, *names: str) -> str:
         """The first of these settings that is stated as a word, in lower case."""
-        value = stated(self._facts, *names)
+        value = first_of(self._settings, *names)
         return value.lower() if isinstance(value, str) else ""
 
     @property
@@ -133,8 +139,8 @@ class Algorithm:
     @property
     def is_scaled(self) -> bool | None:
         """Whether advantages are divided by a std."""
-        value = stated(
-            self._facts, "norm_adv_by_std", "norm_adv_by_std_in_grpo", "scale_rewards", "grpo_std_normalization"
+        value = first_of(
+            self._settings, "norm_adv_by_std", "norm_adv_by_std_in_grpo", "scale_rewards", "grpo_std_normalization"
         )
         if isinstance(value, str):
             return value.lower() not in ("false", "none", "0")
@@ -187,7 +193,7 @@ class Algorithm:
     @property
     def is_distilled(self) -> bool:
         """Whether a teacher's log-probabilities make the advantages."""
-        told = stated(self._facts, "distill", "on_policy_distillation", "use_teacher", "opd")
+        told = first_of(self._settings, "distill", "on_policy_distillation", "use_teacher", "opd")
         return told is True or "distill" in " ".join(self._names)
 
     @property
@@ -337,7 +343,7 @@ def adapts_kl_in_rewards(algorithm: Algorithm) -> bool:
     words = {algorithm.word(name) for name in ("kl_ctrl", "kl_controller", "kl_ctrl_type", "kl_controller_type")}
     tables = (algorithm.value(name) for name in ("kl_ctrl", "kl_controller"))
     words |= {str(table.get("type", "")).lower() for table in tables if isinstance(table, Mapping)}
-    words |= {str(each).lower() for each in _every(algorithm._facts, "type", _DEEPEST)}
+    words |= {str(each).lower() for each in algorithm._settings.get("type", ())}
     if "adaptive" in words:
         return True
     return "fixed" not in words and algorithm.number("kl_target", "target_kl", "horizon") is not None
@@ -402,16 +408,44 @@ def stated(facts: Mapping[str, Any], *names: str) -> Any:
     """The value of the first of these names, wherever in the settings it stands; None where none stands there, or where
     it stands twice with two values.
     """
+    return first_of(settings_of(facts), *names)
+
+
+def first_of(settings: Mapping[str, list[Any]], *names: str) -> Any:
+    """`stated`, of what `settings_of` found."""
     for name in names:
-        found = list(_every(facts, name, _DEEPEST))
+        found = settings.get(name)
         if found and all(each == found[0] for each in found):
             return found[0]
     return None
 
 
+def settings_of(facts: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Every value that is no table, in order, by the last part of its name in lower case."""
+    found: dict[str, list[Any]] = {}
+    for name, value in _leaves(facts, _DEEPEST):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _leaves(facts: Mapping[str, Any], deep: int) -> Iterator[tuple[str, Any]]:
+    for key, value in facts.items():
+        if not isinstance(value, Mapping):
+            yield _last(key), value
+        elif deep:
+            yield from _leaves(value, deep - 1)
+
+
+def _last(key: Any) -> str:
+    return str(key).lower().rpartition(".")[2]
+
+
 def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
     """`stated`, where that is a number."""
-    value = stated(facts, *names)
+    return as_number(stated(facts, *names))
+
+
+def as_number(value: Any) -> float | None:
     if isinstance(value, str):
         try:
             value = float(value)
@@ -420,12 +454,13 @@ def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _every(facts: Mapping[str, Any], name: str, deep: int, tables: bool = False) -> Iterator[Any]:
+def _tables(facts: Mapping[str, Any], name: str, deep: int) -> Iterator[Any]:
     for key, value in facts.items():
-        if str(key).lower().rpartition(".")[2] == name and isinstance(value, Mapping) == tables:
-            yield value
-        elif isinstance(value, Mapping) and deep:
-            yield from _every(value, name, deep - 1, tables)
+        if isinstance(value, Mapping):
+            if _last(key) == name:
+                yield value
+            elif deep:
+                yield from _tables(value, name, deep - 1)
 
 
 def severity_of_raw(algorithm: Algorithm) -> Severity:

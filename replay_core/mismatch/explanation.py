@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct, field
 
-from replay_core.collecting import settled
+from replay_core.collecting import importing, settled
 from replay_core.errors import ModelError
 from replay_core.jobs import IMPORTING, OnEvent
 from replay_core.mismatch.candidate import Candidate
@@ -123,7 +123,8 @@ def explain(run: Run, asked: Asked, step: int | None, on_event: OnEvent) -> Mism
             )
             resolve(plan, run)  # weights that are not there: said before anything is imported
             on_event(IMPORTING)
-            from replay_core.mismatch.trials import Trials  # torch and transformers: 3.4 s
+            with importing():
+                from replay_core.mismatch.trials import Trials  # torch and transformers: 3.4 s
 
             with settled():
                 Search(answer, found, Trials(found, asked, on_event), asked)

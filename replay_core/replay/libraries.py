@@ -6,6 +6,7 @@ replay with it. So each is tried first; a broken one is hidden from this process
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -33,5 +34,10 @@ def _hidden() -> dict[str, str]:
 BROKEN = _hidden()
 
 import transformers  # noqa: E402 - after the broken packages are out of its way
+
+# transformers imports its parts when they are asked for. This one is half of it and every model asks for it: here,
+# where nothing looks for garbage meanwhile (`collecting.importing`). What is broken in it is told where it is used.
+with contextlib.suppress(Exception):
+    importlib.import_module("transformers.modeling_utils")
 
 __all__ = ["BROKEN", "transformers"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,10 @@ def scores(net: Net, ids: Tensor, packed: bool = False) -> Tensor:
     return every.gather(-1, ids[:, 1:, None])[..., 0]
 
 
-def _school(net: Net, seed: int, ends: tuple[int, ...]) -> None:
-    """Teach it to count up from its prompt's last token, with a few other tokens, and to end after some of them."""
+@lru_cache(maxsize=16)
+def _schooled(seed: int, lora: bool, memory: bool, ends: tuple[int, ...]) -> Net:
+    """Taught to count up from its prompt's last token, with a few other tokens, and to end after some of them."""
+    net = Net(seed, lora, False, memory)
     draw = torch.Generator().manual_seed(seed)
     teacher = torch.optim.Adam(net.parameters(), lr=1e-2)
     for _ in range(150):
@@ -125,6 +128,8 @@ def _school(net: Net, seed: int, ends: tuple[int, ...]) -> None:
         teacher.zero_grad()
         (-scores(net, ids).mean()).backward()
         teacher.step()
+    net.zero_grad()
+    return net
 
 
 #: Updates that the engine is behind, while the version says one.
@@ -246,7 +251,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
     fault, P = recipe.fault, PROMPT
     net = Net(recipe.seed, recipe.lora, fault == "lora-dead", recipe.memory)
     if recipe.schooled:
-        _school(net, recipe.seed, recipe.ends)
+        net = copy.deepcopy(_schooled(recipe.seed, recipe.lora, recipe.memory, recipe.ends))
     ref = before = copy.deepcopy(net)
     trained = [each for each in net.parameters() if each.requires_grad]
     held_by = [copy.deepcopy(each) for each in trained] if fault == "other-parameters" else trained

@@ -15,6 +15,7 @@ from replay_core.errors import DumpError
 from replay_core.recorder import Recorder
 from replay_core.recorder.backlog import Backlog
 from replay_core.recorder.patience import Patience
+from tests import warm_python
 
 
 def test_what_the_trainer_changes_afterwards_is_not_what_is_written(tmp_path: Path) -> None:
@@ -105,7 +106,6 @@ def test_a_forked_rank_records_its_own_and_leaves_its_parents(tmp_path: Path) ->
 @pytest.mark.long
 def test_the_program_that_just_ends_still_writes_everything(tmp_path: Path) -> None:
     import subprocess
-    import sys
 
     script = f"""
 import torch
@@ -116,7 +116,8 @@ for step in range(5):
         record("loss", values=torch.zeros(200_000))
 raise RuntimeError("the trainer fails")
 """
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    words = [*warm_python.command(), "-c", script]
+    answer = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert "the trainer fails" in answer.stderr
     assert len(open_run(tmp_path / "dump").records) == 5
 

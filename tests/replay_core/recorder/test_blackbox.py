@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from replay_core.dumps import open_run
 from replay_core.recorder import BlackBox, GradNormSpike, Recorder, rng_state
+from tests import warm_python
 
 
 def steps(directory: Path) -> list[int | None]:
@@ -95,7 +95,9 @@ for step in range(4):
         record("loss", loss=torch.ones(3))
 raise RuntimeError("between two steps")
 """
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(
+        [*warm_python.command(), "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "between two steps" in answer.stderr
     assert steps(tmp_path / "dump") == [2, 3]
 
@@ -210,7 +212,7 @@ with recorder.step(4) as record:
     print("here", flush=True)
     time.sleep(60)
 """
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([*warm_python.command(), "-c", script], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "here\n"
     child.terminate()

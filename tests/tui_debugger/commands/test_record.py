@@ -117,7 +117,7 @@ def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_pa
     answer = record(tmp_path, PLAIN, "--gradients", "0.weight", "--params", "bias", cold=True)
     assert answer.returncode == 0, answer.stderr
     alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+        [*warm_python.command(), "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert answer.stdout == alone.stdout
