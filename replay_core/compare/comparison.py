@@ -34,7 +34,7 @@ from replay_core.compare.judging.measuring import LookAhead, Measured, same_numb
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
-from replay_core.compare.pairing import step_losses
+from replay_core.compare.pairing import step_losses, step_numbers
 from replay_core.compare.pairing.align import (
     MicroBatchPair,
     ShapesDifferError,
@@ -47,6 +47,7 @@ from replay_core.compare.pairing.align import (
 )
 from replay_core.compare.pairing.axes import lay_alike
 from replay_core.compare.pairing.expert_rows import ExpertsOfRanks, Missent, missent
+from replay_core.compare.pairing.micro_batch_pair import CUT_OTHERWISE
 from replay_core.compare.pairing.ranks import Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
@@ -194,7 +195,7 @@ def compare_runs(
     compared: set[str] = set()  # names, where a file of limits asks which there are
 
     def add(row: TensorVerdict) -> None:
-        row.order = work.order
+        row.order = row.order if row.skipped in CUT_OTHERWISE else work.order
         result.tally.take(row)
         if tolerances.given and row.skipped is None:
             compared.add(row.name)
@@ -219,6 +220,7 @@ def compare_runs(
 
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
+    cut_otherwise = _CutOtherwise()
 
     def ahead(entries: list[Entry]) -> Iterator[Entry]:
         updates.coming(entries)
@@ -237,6 +239,11 @@ def compare_runs(
             result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {row.ranks.restates}")
             continue
         updates.settle(row, pair, micro_pair)
+        if row.skipped in CUT_OTHERWISE:
+            row.order = work.order
+            cut_otherwise.rows.append(row)
+            continue
+        cut_otherwise.take(row)
         add(row)
         if result.summary is not None:
             result.summary.add(row, micro_pair)
@@ -247,8 +254,11 @@ def compare_runs(
         if result.tally.first is row:
             result.around = around(row, micro_pair), _element(row)
         tell()
+    for row in cut_otherwise.left(work.contradicted):
+        add(row)
     tell()
     on_event(Progress(done, done, "compared"))
+    result.notes += cut_otherwise.notes
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
     result.notes += judge.notes
@@ -303,7 +313,7 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
         why = why_missing(pair, micro_pair)
         return None if why is None else TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
     if micro_pair.partial and not faces(pair.a[1], pair.b[1], micro_pair) and not lays_out(pair.name, micro_pair):
-        why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
+        why = CUT_OTHERWISE[0]
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
     is_logged = pair.a[0].key.stage in _LOGGED and micro_pair.together is None
     if is_logged and (figures := same_numbers(pair.a[1], pair.b[1])) is not None:
@@ -337,6 +347,37 @@ def _of_missent(pair: TensorPair, micro_pair: MicroBatchPair, sent: Missent) -> 
         )
         row.ranks = Ranked(together.which, "one", sent.ranks, parted=sent.ranks, fault=fault)
     return row
+
+
+class _CutOtherwise(Struct):
+    """Rows of what a micro-batch alone says, which another cut of the batch has no counterpart for: notes where the
+    gradients of their step, which follow from all of it, were compared; else they have no verdict.
+    """
+
+    rows: list[TensorVerdict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _trained: set[Any] = field(default_factory=set)
+
+    def take(self, row: TensorVerdict) -> None:
+        is_of_a_weight = row.name.startswith("grad.") and not naming.is_module_tensor(row.name)
+        if is_of_a_weight and row.skipped is None and (row.figures is not None or row.by_digest):
+            self._trained.add((row.key.step, row.key.role))
+
+    def left(self, contradicted: set[Any]) -> list[TensorVerdict]:
+        """Those that stay without a verdict; the others are noted."""
+        kept: list[TensorVerdict] = []
+        said: Counter[tuple[str, str]] = Counter()
+        for row in self.rows:
+            at = row.key.step, row.key.role
+            if at in self._trained and not (row.name == "loss" and at in contradicted):
+                said[row.name, str(row.skipped)] += 1
+            else:
+                kept.append(row)
+        self.notes += [
+            f"{name} is not compared ({number} times): {why}; the gradients of these steps, which follow from it, are"
+            for (name, why), number in said.items()
+        ]
+        return kept
 
 
 class _Notes:
@@ -376,6 +417,8 @@ class _Work:
         self.order: tuple[int, Any] | None = None
         self._step = 0
         self._is_done = False
+        #: Steps and roles of whose losses one run's own log-probabilities tell what they are of, and the other's do not.
+        self.contradicted: set[Any] = set()
         self._result, self._names, self._renames = result, tuple(names), renames
         steps, said = called_alike(records_a, records_b)
         if said:
@@ -455,8 +498,11 @@ class _Work:
             micro_pair.b.load()
         result.notes += lay_alike(micro_pairs)
         _call_alike(micro_pairs)
-        of_steps = step_losses.of_steps(micro_pairs)
+        of_steps, contradicted = step_losses.of_steps(micro_pairs)
+        of_steps += step_numbers.of_steps(micro_pairs, contradicted)
+        self.contradicted |= contradicted
         micro_pairs = put_together(micro_pairs, as_one=self._as_one)
+        result.together += [one.together for one in of_steps if one.together is not None]
         result.together += [one.together for one in micro_pairs if one.together is not None]
         result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]
         if self._renames is None and all(map(_is_of_numbers, micro_pairs)):

@@ -15,14 +15,6 @@ from replay_core.compare.pairing.ranks import Together, Which
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
-#: Gradients whose factors are asked for one cause, at least; and how far those of one rank may be from each other: of
-#: themselves, and of what those of two ranks are.
-_FEWEST, _ALIKE, _OF_APART = 3, 0.01, 0.1
-#: How far factors that are one may be from each other, of themselves.
-_ONE = 1e-3
-#: What part of the squares of all of them may be of gradients that have none: what rounding left of a key's bias.
-_REST = 1e-6
-
 
 class Found(Struct):
     """A fault, in how many tensors it was seen, and in which first."""
@@ -82,7 +74,7 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
     for one in together:
         if one.astray is not None:
             fault = Fault(one.astray.kind, one.astray.ranks, one.astray.sentence)
-            by_kind.setdefault((fault.kind, fault.ranks), Found(fault, "input_ids", one.step, 0))
+            by_kind.setdefault((fault.kind, fault.ranks), Found(fault, one.astray.name, one.step, 0))
     alone: list[tuple[TensorVerdict, Fault]] = []
     for row in rows:
         if row.ranks is None or row.ranks.fault is None:
@@ -98,15 +90,11 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         if known.step == row.key.step:
             known.tensors += 1
     by_kind |= _of_single_ranks(alone)
-    factors = _factors(rows)
-    if (clipped := _clipped(factors)) is not None:
-        by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
-    if not by_kind and (scaled := _scaled(factors, found.ranks)) is not None:
-        by_kind[scaled.fault.kind, scaled.fault.ranks] = scaled
-    apart = clipping.scaled(rows, found.ranks)
-    began_at = apart[1].key.step if apart is not None else None
-    if apart is not None and not any(one.step is None or one.step <= (began_at or 0) for one in by_kind.values()):
-        by_kind[apart[0].kind, apart[0].ranks] = Found(apart[0], apart[1].name, apart[1].key.step, apart[2])
+    for scaled in clipping.scaled(rows, found.ranks):
+        step = scaled.first.key.step
+        if scaled.is_of_ranks or not any(one.step is None or one.step <= (step or 0) for one in by_kind.values()):
+            by_kind[scaled.fault.kind, scaled.fault.ranks] = Found(scaled.fault, scaled.first.name, step, scaled.tensors)
+            break
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
     kept = [
         one for one, step in zip(by_kind.values(), steps, strict=True)
@@ -189,79 +177,6 @@ def _of_single_ranks(rows: Sequence[tuple[TensorVerdict, Fault]]) -> dict[tuple[
         merged = Fault(kind, ranks, fault.sentence + more, fault.factor)
         found[kind, ranks] = Found(merged, first.name, step, len(own))
     return found
-
-
-class _Factors(Struct, frozen=True):
-    """By what factors the gradients of a step's weights are off on each rank, of which one is at least."""
-
-    first: TensorVerdict
-    by_rank: dict[int, list[float]]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self.by_rank))
-
-    def middle(self, rank: int) -> float:
-        return sorted(self.by_rank[rank])[len(self.by_rank[rank]) // 2]
-
-
-def _factors(rows: Sequence[TensorVerdict]) -> _Factors | None:
-    """None where a gradient of the first step that is off is off by something else: norms are then off by that."""
-    by_rank: dict[int, list[float]] = {}
-    first, size_2, left_2 = None, 0.0, 0.0
-    for row in rows:
-        is_of_a_weight = row.name.startswith("grad.") and not naming.is_module_tensor(row.name)
-        if row.ranks is None or not row.ranks.parted or not is_of_a_weight:
-            continue
-        if first is not None and row.key.step != first.key.step:
-            break
-        first = first or row
-        of_row = row.figures.total.a2 if row.figures is not None else 0.0
-        size_2 += of_row
-        left_2 += 0.0 if row.ranks.factors.keys() >= set(row.ranks.parted) else of_row
-        for rank, factor in row.ranks.factors.items():
-            by_rank.setdefault(rank, []).append(factor)
-    if first is None or len(by_rank) < 2 or min(map(len, by_rank.values())) < _FEWEST or left_2 > _REST * size_2:
-        return None
-    return _Factors(first, by_rank)
-
-
-def _clipped(found: _Factors | None) -> Found | None:
-    """Gradients that each rank has times a factor of its own, one for all of its tensors."""
-    if found is None:
-        return None
-    middle = {rank: found.middle(rank) for rank in found.ranks}
-    apart = max(middle.values()) - min(middle.values())
-    if not apart or any(
-        abs(factor - middle[rank]) > min(_ALIKE * abs(middle[rank]), _OF_APART * apart)
-        for rank, factors in found.by_rank.items() for factor in factors
-    ):  # fmt: skip
-        return None
-    ranks = found.ranks
-    said = ", ".join(f"{middle[rank]:.4g} on rank {rank}" for rank in ranks)
-    sentence = (
-        f"the gradients of {whose(ranks)} are each scaled by a factor of the rank's own, the same for all of its "
-        f"tensors ({said}): "
-        "as if each clipped by the norm of what it holds, not of all ranks together"
-    )
-    fault = Fault("clipped apart", ranks, sentence)
-    return Found(fault, found.first.name, found.first.key.step, len(found.by_rank[ranks[0]]))
-
-
-def _scaled(found: _Factors | None, every: tuple[int, ...]) -> Found | None:
-    """Gradients that all ranks have times one factor, the same for all tensors."""
-    if found is None or found.ranks != every:
-        return None
-    factors = [factor for own in found.by_rank.values() for factor in own]
-    middle = sorted(factors)[len(factors) // 2]
-    if middle <= 0 or any(abs(one - middle) > _ONE * middle for one in factors):
-        return None
-    sentence = (
-        f"the gradients of {whose(every)} are all scaled by one factor ({middle:.4g}), the same for all tensors of all "
-        "ranks: as if clipped by another norm than the other run's, or of a loss that is as many times its"
-    )
-    fault = Fault("scaled", every, sentence, middle)
-    return Found(fault, found.first.name, found.first.key.step, len(found.by_rank[every[0]]))
 
 
 def sentence(found: Parallel) -> str | None:

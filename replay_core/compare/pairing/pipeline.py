@@ -21,6 +21,8 @@ _OF_LAYER = regex(r"^((?:[\w.]{1,200}\.)?(?:layers|layer|h|blocks|block)\.)(\d{1
 _OUTPUT = regex(r"^(.+)\.output(?:\.0)?$")
 _INPUT = regex(r"^(.+)\.inputs\.\w+$")
 _RETURNED = "forward.output."
+#: What a model returns as one of several that are numbered (its hidden states).
+_NUMBERED = regex(r"^(forward\.output\.(?:[\w.]{1,200}\.)?)(\d{1,5})$")
 
 Place = tuple[str, str]
 
@@ -73,8 +75,60 @@ def handed_over(ranks: Mapping[int, Side], whole: Side) -> HandedOver:
                 elif layers.first > lowest and place not in whole.tensors and _is_given_to_body(place, ref):
                     own, one_before = f"{layers.head}{layers.first}.inputs.0", f"{layers.head}{layers.first - 1}.output"
                     _place(found, (rank, place), ref, ranks[rank], whole, (own, one_before))
-    _leave_out_what_was_passed(found, ranks, whole)
+    numbered = _renumbered(ranks, whole)
+    found.moved |= {at: place for at, place in numbered.items() if at[1] != place}
+    _leave_out_what_was_passed(found, ranks, whole, numbered)
     return found
+
+
+def _renumbered(ranks: Mapping[int, Side], whole: Side) -> dict[tuple[int, Place], Place]:
+    """What stages return as one of several, each counting its own from 0, and where it stands among the one process's:
+    one stage's after the other's, where all together are as many as that has.
+    """
+    stages = _in_turn(ranks)
+    found: dict[tuple[int, Place], Place] = {}
+    heads = {(one[1], stage) for name, stage in whole.tensors if (one := _NUMBERED.match(name))}
+    for head, stage in heads:
+        every = _numbers_after(whole, head, stage)
+        before, own_of = 0, dict[tuple[int, Place], Place]()
+        for members in stages:
+            counts = {frozenset(_numbers_after(ranks[rank], head, stage)) for rank in members}
+            own = next(iter(counts))
+            if len(counts) > 1 or own != set(range(len(own))):
+                break
+            for rank in members:
+                own_of |= {(rank, (f"{head}{one}", stage)): (f"{head}{before + one}", stage) for one in own}
+            before += len(own)
+        else:
+            if len(stages) > 1 and every == set(range(before)):
+                found |= own_of
+    return found
+
+
+def _numbers_after(side: Side, head: str, stage: str) -> set[int]:
+    return {
+        int(one[2]) for name, at in side.tensors if at == stage and (one := _NUMBERED.match(name)) and one[1] == head
+    }
+
+
+def _in_turn(ranks: Mapping[int, Side]) -> list[list[int]]:
+    """The ranks of each stage, by who was given what another returned; none where some are in no such chain."""
+    given = {
+        rank: [ref for place, (_, ref) in side.tensors.items() if place[1] == "batch_inputs" and _is_of_tokens(ref)]
+        for rank, side in ranks.items()
+    }
+    made = {
+        rank: [ref for place, (_, ref) in side.tensors.items() if place[1] == "modules" and _is_of_tokens(ref)
+               and place[0].startswith(_RETURNED)]
+        for rank, side in ranks.items()
+    }  # fmt: skip
+    stages = [[rank for rank, refs in given.items() if not refs]]
+    left = [rank for rank, refs in given.items() if refs]
+    while left and stages[-1]:
+        last = [ref for rank in stages[-1] for ref in made[rank]]
+        stages.append([rank for rank in left if any(_is_same(one, ref) for one in given[rank] for ref in last)])
+        left = [rank for rank in left if rank not in stages[-1]]
+    return stages if stages[-1] else []
 
 
 def _stages(ranks: Mapping[int, Side], whole: Side) -> dict[int, _Layers]:
@@ -148,8 +202,13 @@ def _place(
     found.said.append((rank, name, there[0] if there is not None else ""))
 
 
-def _leave_out_what_was_passed(found: HandedOver, ranks: Mapping[int, Side], whole: Side) -> None:
-    """Leave out what one rank returned and another was given, byte for byte, and the one process has not at all."""
+def _leave_out_what_was_passed(
+    found: HandedOver, ranks: Mapping[int, Side], whole: Side, numbered: Mapping[tuple[int, Place], Place]
+) -> None:
+    """Leave out what one rank returned and another was given, byte for byte, and the one process has not at all.
+
+    numbered: what ranks returned that the one process has.
+    """
     given = {
         (rank, place): ref for rank, side in ranks.items() for place, (_, ref) in side.tensors.items()
         if place not in whole.tensors and _is_given_to_body(place, ref)
@@ -159,7 +218,7 @@ def _leave_out_what_was_passed(found: HandedOver, ranks: Mapping[int, Side], who
         return
     returned = {
         (rank, place): ref for rank, side in ranks.items() for place, (_, ref) in side.tensors.items()
-        if place[1] == "modules" and _is_of_tokens(ref) and (rank, place) not in found.left_out
+        if place[1] == "modules" and _is_of_tokens(ref) and (rank, place) not in {*found.left_out, *numbered}
         and (place[0].startswith(_RETURNED) or _OUTPUT.match(place[0])) and not _OF_LAYER.match(place[0])
     }  # fmt: skip
     for at, ref in given.items():

@@ -60,6 +60,8 @@ class Astray(Struct, frozen=True):
     kind: str
     ranks: tuple[int, ...]
     sentence: str
+    #: The tensor that shows it.
+    name: str = "input_ids"
 
 
 class Together(Struct):
@@ -502,6 +504,8 @@ class RankGroup:
             if facing is None and name == "attention_mask" and self.shares == "samples" and self._whole_ids is not None:
                 facing = record, self._whole_ids  # the mask lies as the ids do that it is of
             by_ranks = {rank: ref for rank, (_, ref) in by_rank.items()}
+            if facing is not None and stage not in OF_ALL_SAMPLES:
+                by_ranks = self._out_of_turn(by_ranks, facing[1]) or by_ranks
             try:
                 held = self._as_stated(by_ranks, facing and facing[1]) or self._held(
                     by_ranks, facing and facing[1], stage
@@ -640,6 +644,32 @@ class RankGroup:
         # what is nearer to the other run's.
         return max(laid, key=lambda held: (_equal_copies(held), -_apart(held, whole)))
 
+    def _out_of_turn(self, refs: dict[int, TensorRef], whole: TensorRef) -> dict[int, TensorRef] | None:
+        """What every rank has of all tokens though it computes some (keys that were gathered from the ranks of context
+        parallelism), each laid as the tokens follow each other where it stands in the turn of the ranks; None where it
+        is no such tensor, or the values say that it stands as it should.
+        """
+        cut = next((one for one in self._cuts_of(refs) if one[0] == 1), None)
+        if cut is None or whole.is_text or len(cut[1]) != len(refs):
+            return None
+        turn = tuple(stretch for own in dict.fromkeys(cut[1]) for stretch in own)
+        total = sum(long for _, long in turn)
+        in_order = sorted(turn)
+        starts = [sum(long for _, long in in_order[:number]) for number in range(len(in_order))]
+        if turn == tuple(in_order) or [at for at, _ in in_order] != starts:
+            return None
+        for axis in range(min(3, len(whole.shape))):
+            if any(len(ref.shape) != len(whole.shape) or ref.shape[axis] != total or ref.rows is not None
+                   or not ref.is_readable for ref in (whole, *refs.values())):  # fmt: skip
+                continue
+            laid = {
+                rank: standing_for(HeldByRanks((rank,), (ref,), axis, (turn,))).with_(name=ref.name)
+                for rank, ref in refs.items()
+            }
+            if _is_nearer(whole, laid, refs):
+                return laid
+        return None
+
     def _cuts_of(self, refs: dict[int, TensorRef]) -> Iterator[tuple[int, tuple[tuple[Stretch, ...], ...]]]:
         """The axes of samples and tokens that are cut, with the stretches of those ranks that have a tensor."""
         for cut in (self._cut, self._cut_too):
@@ -699,6 +729,26 @@ class RankGroup:
             tuple(place for place, _ in ordered),
         )  # fmt: skip
         return held if standing_for(held).shape == whole.shape else None
+
+
+def _is_nearer(whole: TensorRef, laid: dict[int, TensorRef], refs: dict[int, TensorRef]) -> bool:
+    """Whether each rank's rows, laid otherwise, are nearer to some rows of the whole than as they stand, by far."""
+    values = pages.array(whole).astype(np.float64)
+    for rank, ref in refs.items():
+        off = []
+        for one in (laid[rank], ref):
+            own = pages.array(one).astype(np.float64)
+            if own.shape == values.shape:
+                off.append(float(np.linalg.norm(own - values)))
+                continue
+            if own.shape[1:] != values.shape[1:] or not len(own):
+                return False
+            # Some of the samples: each the nearest of all.
+            flat = values.reshape(len(values), -1)
+            off.append(sum(float(np.linalg.norm(flat - row.reshape(-1), axis=1).min()) for row in own))
+        if not off[0] < 0.5 * off[1]:
+            return False
+    return True
 
 
 def _is_of_a_weight(name: str) -> bool:
