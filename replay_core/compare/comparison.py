@@ -16,6 +16,7 @@ from replay_core import naming
 from replay_core.compare.apart import StepOpening
 from replay_core.compare.context import (
     Around,
+    are_places,
     around,
     faces,
     is_attentions_weights,
@@ -606,6 +607,10 @@ class _Work:
             elif is_tied(pair, micro_pair):
                 tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 notes.first.append((micro_pair, tied))
+            elif are_places(pair, micro_pair):
+                which = "a" if pair.b is None else "b"
+                said_so = f"{pair.name}, which {which} alone has, counts the places of its tokens, as where none are given"
+                notes.first.append((micro_pair, said_so))
             elif is_attentions_weights(pair, micro_pair):
                 self._weights_alone["a" if pair.b is None else "b"] += 1
             elif self._experts.are_elsewhere(pair, micro_pair):

@@ -15,6 +15,10 @@ from replay_core.compare.pairing.ranks import Together, Which
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
+#: A weight is far off where it is by so many times what any other is, of so many at least; and how near factors of
+#: several ranks are that are one.
+_FAR, _FEWEST_WEIGHTS, _ONE_FACTOR = 8.0, 4, 0.02
+
 
 class Found(Struct):
     """A fault, in how many tensors it was seen, and in which first."""
@@ -103,7 +107,7 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         # Nor is what a later step computes a cause: of that step are only the inputs, which no weights make.
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
-    if not kept and (of_one := _of_one_weight(rows)) is not None:
+    if not kept and (of_one := _of_one_weight(rows) or _far_off(rows)) is not None:
         kept = [of_one]
     return sorted(kept, key=lambda one: (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)))
 
@@ -148,6 +152,60 @@ def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
         "the optimizer), or loaded from elsewhere",
     )  # fmt: skip
     return Found(fault, off[0].name, first.key.step, len(off))
+
+
+def _far_off(rows: Sequence[TensorVerdict]) -> Found | None:
+    """What one rank has of a weight, or all of it, that is off by far more after a step in which all are off than what
+    the step makes any other off by, and more than its gradient would make it: it was another before the step.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or first.name.startswith(("grad.", "param.")) or not naming.is_module_tensor(first.name):
+        return None
+    own = [row for row in rows if row.key.step == first.key.step]
+    off: dict[tuple[str, int | None], float] = {}
+    for row in own:
+        if row.name.startswith("param.") and row.figures is not None and row.ranks is not None and row.skipped is None:
+            whole = {None: (row.figures.total.d2 / max(row.figures.total.count, 1)) ** 0.5}
+            off |= {(row.name, at): rms for at, rms in ({at: one[0] for at, one in row.ranks.off.items()} or whole).items()}
+    if len({name for name, _ in off}) < _FEWEST_WEIGHTS or not any(off.values()):
+        return None
+    name, _ = max(off, key=lambda at: off[at])
+    most = max(rms for (other, _), rms in off.items() if other == name)
+    ranks = tuple(
+        sorted(at for (other, at), rms in off.items() if other == name and at is not None and _FAR * rms >= most)
+    )  # fmt: skip
+    rest = max(rms for (other, rank), rms in off.items() if other != name or rank not in ranks)
+    if not ranks or not most >= _FAR * rest:
+        return None
+    # An optimizer that moves a weight by its gradient moves one with a large gradient far.
+    moved = {
+        row.name[6:]: row.figures.total.d2**0.5 for row in own
+        if row.figures is not None and row.name.startswith("param.") and row.verdict.diverges
+    }  # fmt: skip
+    pulled = {
+        row.name[5:]: row.figures.total.d2**0.5 for row in own
+        if row.figures is not None and row.name.startswith("grad.") and row.figures.total.d2 > 0
+    }  # fmt: skip
+    ratios = {one: moved[one] / pulled[one] for one in moved if one in pulled}
+    called = name.removeprefix("param.")
+    are_before = not rest and len(pulled) >= _FEWEST_WEIGHTS  # recorded before the step, which moves all of these
+    if not are_before and (
+        len(ratios) < _FEWEST_WEIGHTS or called not in ratios
+        or not ratios[called] >= _FAR * max(ratio for one, ratio in ratios.items() if one != called)
+    ):  # fmt: skip
+        return None
+    row = next(row for row in own if row.name == name and row.ranks is not None and row.ranks.off)
+    assert row.ranks is not None
+    factors = [row.ranks.off[rank][1] for rank in ranks]
+    near = "" if max(factors) - min(factors) > _ONE_FACTOR else f", about {factors[0]:.2g} times the other run's"
+    others = "all others are the other run's" if not rest else f"the step leaves all others off by {rest:.2g} at most"
+    fault = Fault(
+        "weight alone", ranks,
+        f"{called} on {whose(ranks)} is another than the other run's{near}, off by {most:.2g} an element where {others} "
+        f"in step {first.key.step}: it was another before the step (a stale or wrong shard, or loaded from elsewhere), "
+        "and what parts was made with it",
+    )  # fmt: skip
+    return Found(fault, name, first.key.step, 1)
 
 
 def _gradients_off(rows: Sequence[TensorVerdict], step: int | None) -> set[str]:

@@ -229,6 +229,8 @@ class OfRanks:
                 self._asked(row, self._explain_first_sum, held, micro_pair)
                 self._asked(row, self._explain_made_of, held, micro_pair)
                 self._asked(row, self._explain_first, held)
+                if row.verdict is Verdict.DIFF and row.key.step in self._forward_off:
+                    row.ranks.off = algebra.off_by_rank(whole, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
             return
@@ -324,6 +326,8 @@ class OfRanks:
                 f"{what} is float32 and on {whose(held.ranks)} every value is one "
                 "of bfloat16, which the other run's are not: it was reduced or kept in bfloat16 (half precision)",
             )  # fmt: skip
+        if kind == "activation" and (fault is None or fault.kind == "apart"):
+            fault = algebra.rounded_on_some(row.name, whole, held) or fault
         place = row.place[:2]
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, place) or fault

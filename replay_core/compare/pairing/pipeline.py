@@ -17,7 +17,7 @@ from replay_core.errors import DumpError
 from replay_core.records import TensorRef
 from replay_core.regexes import regex
 
-_OF_LAYER = regex(r"^((?:[\w.]{1,200}\.)?(?:layers|layer|h|blocks|block)\.)(\d{1,5})\.")
+OF_LAYER = regex(r"^((?:[\w.]{1,200}\.)?(?:layers|layer|h|blocks|block)\.)(\d{1,5})\.")
 _OUTPUT = regex(r"^(.+)\.output(?:\.0)?$")
 _INPUT = regex(r"^(.+)\.inputs\.\w+$")
 _RETURNED = "forward.output."
@@ -114,11 +114,11 @@ def _numbers_after(side: Side, head: str, stage: str) -> set[int]:
 def _in_turn(ranks: Mapping[int, Side]) -> list[list[int]]:
     """The ranks of each stage, by who was given what another returned; none where some are in no such chain."""
     given = {
-        rank: [ref for place, (_, ref) in side.tensors.items() if place[1] == "batch_inputs" and _is_of_tokens(ref)]
+        rank: [ref for place, (_, ref) in side.tensors.items() if place[1] == "batch_inputs" and is_of_tokens(ref)]
         for rank, side in ranks.items()
     }
     made = {
-        rank: [ref for place, (_, ref) in side.tensors.items() if place[1] == "modules" and _is_of_tokens(ref)
+        rank: [ref for place, (_, ref) in side.tensors.items() if place[1] == "modules" and is_of_tokens(ref)
                and place[0].startswith(_RETURNED)]
         for rank, side in ranks.items()
     }  # fmt: skip
@@ -152,7 +152,7 @@ def _stages(ranks: Mapping[int, Side], whole: Side) -> dict[int, _Layers]:
 def _numbers(side: Side) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for name, stage in side.tensors:
-        if stage == "modules" and (place := _OF_LAYER.match(name)):
+        if stage == "modules" and (place := OF_LAYER.match(name)):
             found.setdefault(place[1], set()).add(int(place[2]))
     return found
 
@@ -160,20 +160,20 @@ def _numbers(side: Side) -> dict[str, set[int]]:
 def _is_returned_by_body(place: Place, ref: TensorRef, side: Side, layers: _Layers) -> bool:
     """Whether the tensor is the output of a module that has the rank's layers in it."""
     module = _OUTPUT.match(ref.name)
-    if module is None or place[1] != "modules" or not _is_of_tokens(ref):
+    if module is None or place[1] != "modules" or not is_of_tokens(ref):
         return False
     inner = next((ref for (name, _), (_, ref) in side.tensors.items() if name.startswith(layers.head)), None)
-    return inner is not None and inner.name.startswith(f"{module[1]}.") and not _OF_LAYER.match(f"{module[1]}.")
+    return inner is not None and inner.name.startswith(f"{module[1]}.") and not OF_LAYER.match(f"{module[1]}.")
 
 
 def _is_given_to_body(place: Place, ref: TensorRef) -> bool:
     name, stage = place
-    if not _is_of_tokens(ref) or _OF_LAYER.match(name):
+    if not is_of_tokens(ref) or OF_LAYER.match(name):
         return False
     return stage == "batch_inputs" or (stage == "modules" and _INPUT.match(name) is not None)
 
 
-def _is_of_tokens(ref: TensorRef) -> bool:
+def is_of_tokens(ref: TensorRef) -> bool:
     return len(ref.shape) > 2 and ref.dtype.startswith(("float", "bfloat"))
 
 
@@ -218,8 +218,8 @@ def _leave_out_what_was_passed(
         return
     returned = {
         (rank, place): ref for rank, side in ranks.items() for place, (_, ref) in side.tensors.items()
-        if place[1] == "modules" and _is_of_tokens(ref) and (rank, place) not in {*found.left_out, *numbered}
-        and (place[0].startswith(_RETURNED) or _OUTPUT.match(place[0])) and not _OF_LAYER.match(place[0])
+        if place[1] == "modules" and is_of_tokens(ref) and (rank, place) not in {*found.left_out, *numbered}
+        and (place[0].startswith(_RETURNED) or _OUTPUT.match(place[0])) and not OF_LAYER.match(place[0])
     }  # fmt: skip
     for at, ref in given.items():
         by = [other for other, made in returned.items() if other[0] != at[0] and _is_same(made, ref)]

@@ -112,14 +112,15 @@ class RankGroup:
     def __init__(
         self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side], ids: TensorRef | None = None,
         *, of_one_process: bool = True, alike: Sequence[Sequence[int]] = (),
+        turn: tuple[tuple[Stretch, ...], ...] = (),
     ) -> None:  # fmt: skip
-        """ids: the token ids of the one process, where it has none of its own. of_one_process: whether the whole is
+        """turn: how the ranks of the other run share a sequence, where as many do. ids: the token ids of the one process, where it has none of its own. of_one_process: whether the whole is
         one process's, and not put together of other ranks. alike: the ranks that have the same tokens elsewhere in the
         step, which says who of those that hold no tokens here are of one group.
         """
         self.of_one_process = of_one_process
         self._whole_ids = ids if ids is not None else ids_of(whole)
-        self.key, self._many, self._whole, self._ranks = key, many, whole, ranks
+        self.key, self._many, self._whole, self._ranks, self._turn = key, many, whole, ranks, turn
         #: Of every rank, the token ids it computed with; None where these are not known.
         self._ids = ids_of_stages(list(ranks.values()))
         self._astray: Astray | None = None
@@ -325,7 +326,7 @@ class RankGroup:
             """How many ranks have a share of such a cut, and how many their own."""
             return sum(any(fits(share, mine) for share in one) for mine in own), sum(map(fits, one, own))
 
-        expected = max(tried, key=fitting)
+        expected = max(tried, key=lambda one: (*fitting(one), one == self._turn))
         places = list(expected)
         wrong = [rank for rank in range(ranks) if not fits(expected[rank], own[rank])]
         if wrong:

@@ -192,11 +192,12 @@ def _one_by_one(
     a, b = (np.array([one.value for one in of_run]) for of_run in (of_a, turn))
     # A rank's number may be made larger by how many there are, where the mean over these is taken of gradients.
     times = {1.0, 1.0 / _ranks(of_b), float(_ranks(of_a)), _ranks(of_a) / _ranks(of_b)}
-    for factor in sorted(times, key=lambda one: abs(np.log(one))):
+    in_turn = sorted(times, key=lambda one: abs(np.log(one)))
+    for factor in in_turn:
         if np.linalg.norm(b * factor - a) <= _ALIKE * np.linalg.norm(a):
             more = "" if factor == 1 else f", b's times {factor:.4g} for the ranks"
             return _pair(key, held, (a, b * factor), f"compared by the samples that each is of{more}")
-    for factor in times:
+    for factor in in_turn:
         astray = _scaled(held[0][1].name, a, b * factor, turn)
         if astray is not None:
             made = _pair(key, held, (a, b * factor), "compared by the samples that each is of")
@@ -230,7 +231,7 @@ def _scaled(name: str, a: NDArray[np.float64], b: NDArray[np.float64], parts: Se
     return Astray(
         "loss scaled", ranks,
         f"the {name} of {those} is {said} what the other run has of the same samples, in every micro-batch, and that "
-        "of the other ranks is the other run's: what it adds to the gradients is so many times too large",
+        "of the other ranks is the other run's: what it adds to the gradients is times that",
         name,
     )  # fmt: skip
 

@@ -119,6 +119,7 @@ def _ranks_of(
         return None
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
+    covered: list[RankGroup] = []
     for ids in _ids_of_all(fewer, ranks):
         whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike[0], _shapes_of_both(fewer, ranks, ids, alike))
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
@@ -131,7 +132,21 @@ def _ranks_of(
                 f"ranks {named(fewer)} of {one} are put together, and what ranks {named(ranks)} of "
                 f"{many} hold is held against that"
             )
-        return found
+        covered.append(found)
+        if _are_at(found, ranks) is not False:
+            return found
+    # Samples of several ranks may be laid end to end so that the other run's stretches are some of these, too.
+    return covered[0] if covered else None
+
+
+def _are_at(found: RankGroup, ranks: dict[int, Side]) -> bool | None:
+    """Whether the positions that ranks count are those of their stretches of the sequences; None where none are."""
+    cut = next((cut for pair in found.made if pair.together for cut in pair.together.cuts if cut[0] == 1), None)
+    positions = [side.find("position_ids") for side in ranks.values()]
+    if any(one is None for one in positions):
+        return None
+    if cut is not None:
+        return all(_is_at(one, stretches) for one, stretches in zip(positions, cut[1], strict=True))
     return None
 
 
@@ -152,7 +167,10 @@ def _ranks_in_order(group: list[MicroBatchPair]) -> RankGroup | None:
         if not all(side.records for ranks in (own, others) for side in ranks.values()):
             return None
     whole, whole_of = _assembled(key, "a", own, others, ids, alike, WholeShapes(own, others, ids, alike).of)
-    found = RankGroup(key, "b", whole, others, of_one_process=False, alike=alike)
+    cut = next((of for axis, of in whole_of.cuts if axis == 1), ())
+    found = RankGroup(
+        key, "b", whole, others, of_one_process=False, alike=alike, turn=tuple(dict.fromkeys(cut))
+    )  # fmt: skip
     for pair in found.made:
         if pair.together is not None:
             pair.together.whole_of = whole_of
