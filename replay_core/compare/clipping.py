@@ -183,12 +183,12 @@ def _of_a_part(found: Sequence[_Multiple], every: tuple[int, ...], near: float) 
         said = f", as if {'divided' if ratio < 1 else 'multiplied'} by {of}"
     besides = middle[1 - part]
     more = "" if abs(besides - 1) <= 5 * near else (
-        f" (all are times {besides:.4g} besides, as clipping by their norm makes it of that)"
+        f"; these are times {besides:.4g}, as clipping by the norm makes it of that"
     )  # fmt: skip
     return Fault(
         "scaled", every,
-        f"the gradients of all {own[part][0]} ({len(groups[part])} tensors) of {whose(every)} are {times} times the other "
-        f"run's beside those of all other weights{said}{more}",
+        f"the gradients of all {own[part][0]} ({len(groups[part])} tensors) of {whose(every)} are {times} times the "
+        f"other run's beside those of all other weights{said}{more}",
         ratio,
     )  # fmt: skip
 

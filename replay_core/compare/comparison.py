@@ -418,7 +418,7 @@ class _Work:
         self.order: tuple[int, Any] | None = None
         self._step = 0
         self._is_done = False
-        #: Steps and roles of whose losses one run's own log-probabilities tell what they are of, and the other's do not.
+        #: Steps and roles of whose losses one run's log-probabilities tell what they are of, and the other's do not.
         self.contradicted: set[Any] = set()
         self._result, self._names, self._renames = result, tuple(names), renames
         steps, said = called_alike(records_a, records_b)
@@ -609,8 +609,8 @@ class _Work:
                 notes.first.append((micro_pair, tied))
             elif are_places(pair, micro_pair):
                 which = "a" if pair.b is None else "b"
-                said_so = f"{pair.name}, which {which} alone has, counts the places of its tokens, as where none are given"
-                notes.first.append((micro_pair, said_so))
+                as_none = f"{pair.name}, which {which} alone has, counts the places of tokens, as where none are given"
+                notes.first.append((micro_pair, as_none))
             elif is_attentions_weights(pair, micro_pair):
                 self._weights_alone["a" if pair.b is None else "b"] += 1
             elif self._experts.are_elsewhere(pair, micro_pair):

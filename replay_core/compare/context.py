@@ -98,8 +98,8 @@ def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
 
 
 def are_places(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
-    """Whether one run alone has positions, and they are no more than where its tokens stand in their sequences, which is
-    what a model counts that is given none.
+    """Whether one run alone has positions, and they are where its tokens stand in their sequences, which is what a
+    model counts that is given none.
     """
     ref = pair.one[1]
     if (pair.a is not None and pair.b is not None) or naming.meaning(pair.name).kind != "positions":

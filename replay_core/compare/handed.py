@@ -7,6 +7,7 @@ factor, that is what went wrong.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.micro_batch_pair import Side
 from replay_core.compare.pairing.pipeline import OF_LAYER, is_of_tokens
-from replay_core.compare.pairing.ranks import named, same_values
+from replay_core.compare.pairing.ranks import named
 from replay_core.errors import DumpError
 from replay_core.records import Record, TensorRef
 
@@ -26,10 +27,11 @@ _MOST, _LEFT = 1 << 26, 1e-5
 
 
 class _Stage(Struct):
-    """What a rank was given in a micro-batch, and what it put out."""
+    """What a rank was given in a micro-batch, and what it put out; digests: of both, by what they are told apart."""
 
     given: list[TensorRef]
     made: list[TensorRef]
+    digests: tuple[list[bytes], set[bytes]] = ([], set())
 
 
 def handed_otherwise(records: Sequence[Record], step: int, role: str | None) -> Fault | None:
@@ -39,6 +41,12 @@ def handed_otherwise(records: Sequence[Record], step: int, role: str | None) -> 
     stages = _stages([one for one in records if one.key.step == step and one.key.role == role])
     size = sum(ref.numel for by_micro in stages.values() for one in by_micro.values() for ref in one.given + one.made)
     if len(stages) < 2 or size > _MOST:
+        return None
+    try:
+        for by_micro in stages.values():
+            for one in by_micro.values():
+                one.digests = [_digest(ref) for ref in one.given], {_digest(ref) for ref in one.made}
+    except DumpError:
         return None
     for rank, by_micro in stages.items():
         others = {other: of for other, of in stages.items() if other != rank}
@@ -80,17 +88,15 @@ def _stages(records: Sequence[Record]) -> dict[int, dict[int, _Stage]]:
     return found
 
 
-def _of_other_micros(
-    rank: int, by_micro: dict[int, _Stage], others: dict[int, dict[int, _Stage]]
-) -> Fault | None:
+def _of_other_micros(rank: int, by_micro: dict[int, _Stage], others: dict[int, dict[int, _Stage]]) -> Fault | None:
     astray: dict[int, tuple[int, int]] = {}
     for micro, own in by_micro.items():
-        for ref in own.given:
-            if any(same_values(ref, one) for of in others.values() if micro in of for one in of[micro].made):
+        for digest in own.digests[0]:
+            if any(digest in of[micro].digests[1] for of in others.values() if micro in of):
                 break
             instead = [
                 (other, at) for other, of in others.items() for at, stage in of.items()
-                if at != micro and any(same_values(ref, one) for one in stage.made)
+                if at != micro and digest in stage.digests[1]
             ]  # fmt: skip
             if instead:
                 astray[micro] = instead[0]
@@ -103,8 +109,8 @@ def _of_other_micros(
     )  # fmt: skip
     return Fault(
         "other micro-batch", tuple(sorted({rank, *senders})),
-        f"rank {rank} was given in micro-batch{'es' * (len(astray) > 1)} {named(astray)} what {whose(senders)} put out in "
-        f"{which}, value by value: another micro-batch's activations were handed from stage to stage",
+        f"rank {rank} was given in micro-batch{'es' * (len(astray) > 1)} {named(astray)} what {whose(senders)} put out "
+        f"in {which}, value by value: another micro-batch's activations were handed from stage to stage",
     )  # fmt: skip
 
 
@@ -112,9 +118,9 @@ def _changed(rank: int, by_micro: dict[int, _Stage], others: dict[int, dict[int,
     """Whether all that a rank was given is what another put out, rounded or times one factor."""
     said: set[tuple[int, str, float | None]] = set()
     for micro, own in by_micro.items():
-        for ref in own.given:
+        for ref, digest in zip(own.given, own.digests[0], strict=True):
             sent = [(other, one) for other, of in others.items() if micro in of for one in of[micro].made]
-            if not sent or any(same_values(ref, one) for _, one in sent):
+            if not sent or any(digest in of[micro].digests[1] for of in others.values() if micro in of):
                 return None
             how = [(other, *one) for other, made in sent if (one := _how(ref, made)) is not None]
             if not how:
@@ -128,6 +134,11 @@ def _changed(rank: int, by_micro: dict[int, _Stage], others: dict[int, dict[int,
         f"rank {rank} was given what rank {sender} put out {what}: it is not handed from stage to stage as it is",
         factor,
     )  # fmt: skip
+
+
+def _digest(ref: TensorRef) -> bytes:
+    values = pages.array(ref)
+    return hashlib.blake2b(f"{values.dtype}{values.shape}".encode() + values.tobytes(), digest_size=16).digest()
 
 
 def _how(given: TensorRef, made: TensorRef) -> tuple[str, float | None] | None:

@@ -97,7 +97,8 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
     for scaled in clipping.scaled(rows, found.ranks):
         step = scaled.first.key.step
         if scaled.is_of_ranks or not any(one.step is None or one.step <= (step or 0) for one in by_kind.values()):
-            by_kind[scaled.fault.kind, scaled.fault.ranks] = Found(scaled.fault, scaled.first.name, step, scaled.tensors)
+            fault = scaled.fault
+            by_kind[fault.kind, fault.ranks] = Found(fault, scaled.first.name, step, scaled.tensors)
             break
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
     kept = [
@@ -166,7 +167,8 @@ def _far_off(rows: Sequence[TensorVerdict]) -> Found | None:
     for row in own:
         if row.name.startswith("param.") and row.figures is not None and row.ranks is not None and row.skipped is None:
             whole = {None: (row.figures.total.d2 / max(row.figures.total.count, 1)) ** 0.5}
-            off |= {(row.name, at): rms for at, rms in ({at: one[0] for at, one in row.ranks.off.items()} or whole).items()}
+            of_row = {at: rms for at, (rms, _) in row.ranks.off.items()} or whole
+            off |= {(row.name, at): rms for at, rms in of_row.items()}
     if len({name for name, _ in off}) < _FEWEST_WEIGHTS or not any(off.values()):
         return None
     name, _ = max(off, key=lambda at: off[at])
@@ -198,12 +200,12 @@ def _far_off(rows: Sequence[TensorVerdict]) -> Found | None:
     assert row.ranks is not None
     factors = [row.ranks.off[rank][1] for rank in ranks]
     near = "" if max(factors) - min(factors) > _ONE_FACTOR else f", about {factors[0]:.2g} times the other run's"
-    others = "all others are the other run's" if not rest else f"the step leaves all others off by {rest:.2g} at most"
+    others = f"the step leaves all others off by {rest:.2g} at most" if rest else "all others are the other run's"
     fault = Fault(
         "weight alone", ranks,
         f"{called} on {whose(ranks)} is another than the other run's{near}, off by {most:.2g} an element where {others} "
-        f"in step {first.key.step}: it was another before the step (a stale or wrong shard, or loaded from elsewhere), "
-        "and what parts was made with it",
+        f"in step {first.key.step}: it was another before the step (a stale or wrong shard, or loaded from elsewhere),"
+        " and what parts was made with it",
     )  # fmt: skip
     return Found(fault, name, first.key.step, 1)
 

@@ -9,7 +9,7 @@ diverges makes the inner products of all that is held; every explanation is arit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct, field

@@ -17,6 +17,7 @@ from replay_core import naming, pages
 from replay_core.compare.judging import (
     algebra,
     attention_again,
+    attention_made,
     attention_otherwise,
     contributions,
     key_order,
@@ -1047,11 +1048,7 @@ class OfRanks:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
-        if (
-            row.name.endswith(attention_otherwise.INTO)
-            and not row.verdict.diverges
-            and not row.name.startswith("grad.")
-        ):
+        if row.name.endswith(attention_made.INTO) and not row.verdict.diverges and not row.name.startswith("grad."):
             self._into_attention[place] = [*self._into_attention[place][1 - _KEPT :], held]
         if held.is_cut and naming.is_module_tensor(row.name) and not row.verdict.diverges:
             self._slices[place] = [*self._slices[place][1 - _KEPT :], held]

@@ -114,9 +114,10 @@ class RankGroup:
         *, of_one_process: bool = True, alike: Sequence[Sequence[int]] = (),
         turn: tuple[tuple[Stretch, ...], ...] = (),
     ) -> None:  # fmt: skip
-        """turn: how the ranks of the other run share a sequence, where as many do. ids: the token ids of the one process, where it has none of its own. of_one_process: whether the whole is
+        """ids: the token ids of the one process, where it has none of its own. of_one_process: whether the whole is
         one process's, and not put together of other ranks. alike: the ranks that have the same tokens elsewhere in the
-        step, which says who of those that hold no tokens here are of one group.
+        step, which says who of those that hold no tokens here are of one group. turn: how the ranks of the other run
+        share a sequence, where as many do.
         """
         self.of_one_process = of_one_process
         self._whole_ids = ids if ids is not None else ids_of(whole)
