@@ -49,7 +49,7 @@ from replay_core.compare.pairing.align import (
 from replay_core.compare.pairing.axes import lay_alike
 from replay_core.compare.pairing.expert_rows import ExpertsOfRanks, Missent, missent
 from replay_core.compare.pairing.micro_batch_pair import CUT_OTHERWISE
-from replay_core.compare.pairing.ranks import Together
+from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
@@ -314,6 +314,10 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
         why = why_missing(pair, micro_pair)
         return None if why is None else TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
     if micro_pair.partial and not faces(pair.a[1], pair.b[1], micro_pair) and not lays_out(pair.name, micro_pair):
+        if pair.a[0].key.stage in OF_ALL_SAMPLES and pair.a[0].key.rank == pair.b[0].key.rank:
+            row = judge.judge(pair, micro_pair)  # of all ranks' samples, if it was summed over them
+            if not row.verdict.diverges:
+                return row
         why = CUT_OTHERWISE[0]
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
     is_logged = pair.a[0].key.stage in _LOGGED and micro_pair.together is None
@@ -427,6 +431,8 @@ class _Work:
         self._micro_pairs, self._ambiguous = pair_micro_batches(records_a, records_b, steps)
         #: Which run returned attention's weights alone -> how many tensors of them.
         self._weights_alone: Counter[str] = Counter()
+        #: Ranks of a that face those of the same number in b.
+        self._faced: set[int | None] = set()
         #: Where the step's experts are; which run has tensors of experts that are elsewhere in the other -> how many.
         self._experts = ExpertsOfRanks([])
         self._experts_elsewhere: Counter[str] = Counter()
@@ -524,6 +530,11 @@ class _Work:
         only_layout: Counter[str] = Counter()
         places = places_of(again)
         self._experts = ExpertsOfRanks(again)
+        self._faced = {
+            one.key.rank
+            for one in again
+            if one.b.records and one.key.rank == one.b.records[0].key.rank and one.a.records
+        }
         for micro_pair in again:
             entries += self._of_micro_pair(micro_pair, once, only_layout, notes)
         in_order = partial(_order, places=places)
@@ -592,6 +603,9 @@ class _Work:
             record, ref = pair.one
             if not self._is_asked(pair):
                 continue
+            if micro_pair.partial and record.key.stage in OF_ALL_SAMPLES and pair.a and pair.b:
+                if pair.a[0].key.rank != pair.b[0].key.rank and pair.a[0].key.rank in self._faced:
+                    continue  # it faces the same rank's, whose samples it is not of
             if micro_pair.partial and (pair.a is None or pair.b is None or not faces(pair.a[1], pair.b[1], micro_pair)):
                 # Its side stands in several pairs: said once.
                 if (id(record), ref.name) in once:

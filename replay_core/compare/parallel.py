@@ -203,9 +203,9 @@ def _far_off(rows: Sequence[TensorVerdict]) -> Found | None:
     others = f"the step leaves all others off by {rest:.2g} at most" if rest else "all others are the other run's"
     fault = Fault(
         "weight alone", ranks,
-        f"{called} on {whose(ranks)} is another than the other run's{near}, off by {most:.2g} an element where {others} "
-        f"in step {first.key.step}: it was another before the step (a stale or wrong shard, or loaded from elsewhere),"
-        " and what parts was made with it",
+        f"{called} on {whose(ranks)} is another than the other run's{near}, off by {most:.2g} an element where "
+        f"{others} in step {first.key.step}: it was another before the step (a stale or wrong shard, or loaded from "
+        "elsewhere), and what parts was made with it",
     )  # fmt: skip
     return Found(fault, name, first.key.step, 1)
 

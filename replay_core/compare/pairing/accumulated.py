@@ -113,8 +113,13 @@ def _most(sides: Sides) -> int:
 
 
 def _are_rank_by_rank(a: Sides, b: Sides) -> bool:
-    """Whether the ranks of the two are the same numbers, and each has the same tokens in both."""
+    """Whether the ranks of the two are the same numbers, and each has the same tokens in both, which say in which
+    micro-batches its samples are: a later stage of a pipeline, that has none, is no such rank where these are others.
+    """
     if a.keys() != b.keys():
+        return False
+    are_staged = any(ids_of(side) is None for sides in (a, b) for own in sides.values() for side in own.values())
+    if are_staged and any(len(a[rank]) != len(b[rank]) for rank in a):
         return False
     return all(
         {row for micro in a[rank] for row in _rows({0: a[rank]}, micro) or ()}

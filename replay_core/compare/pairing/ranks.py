@@ -31,6 +31,8 @@ from replay_core.records import FileBytes, Inline, Parts, Problem, Record, Recor
 Which = Literal["a", "b"]
 #: Kinds of which ranks may hold parts: a module's output before its sum, a loss over some of the tokens.
 MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
+#: Elements of what is laid in another turn.
+_MOST = 1 << 26
 #: Stages of what is the same on every replica, whatever its samples.
 OF_ALL_SAMPLES = ("gradient", "param", "optimizer", "training_metrics")
 
@@ -506,10 +508,8 @@ class RankGroup:
             if facing is None and name == "attention_mask" and self.shares == "samples" and self._whole_ids is not None:
                 facing = record, self._whole_ids  # the mask lies as the ids do that it is of
             by_ranks = {rank: ref for rank, (_, ref) in by_rank.items()}
-            if facing is not None and stage not in OF_ALL_SAMPLES:
-                by_ranks = self._out_of_turn(by_ranks, facing[1]) or by_ranks
             try:
-                held = self._as_stated(by_ranks, facing and facing[1]) or self._held(
+                held = self._as_stated(by_ranks, facing and facing[1]) or self._laid(
                     by_ranks, facing and facing[1], stage
                 )
             except DumpError as error:
@@ -646,31 +646,29 @@ class RankGroup:
         # what is nearer to the other run's.
         return max(laid, key=lambda held: (_equal_copies(held), -_apart(held, whole)))
 
-    def _out_of_turn(self, refs: dict[int, TensorRef], whole: TensorRef) -> dict[int, TensorRef] | None:
-        """What every rank has of all tokens though it computes some (keys that were gathered from the ranks of context
-        parallelism), each laid as the tokens follow each other where it stands in the turn of the ranks; None where it
-        is no such tensor, or the values say that it stands as it should.
+    def _laid(self, refs: dict[int, TensorRef], whole: TensorRef | None, stage: str) -> HeldByRanks:
+        """What each rank has of a tensor, told by its shape; and what is of all tokens though a rank computes some (keys
+        gathered from the ranks of context parallelism) as it stands, or as the tokens follow each other where it stands
+        in the turn of the ranks: whichever is nearer to the other run's, by far.
         """
+        held = self._held(refs, whole, stage)
         cut = next((one for one in self._cuts_of(refs) if one[0] == 1), None)
-        if cut is None or whole.is_text or len(cut[1]) != len(refs):
-            return None
+        if cut is None or whole is None or whole.is_text or len(cut[1]) != len(refs) or stage in OF_ALL_SAMPLES:
+            return held
         turn = tuple(stretch for own in dict.fromkeys(cut[1]) for stretch in own)
-        total = sum(long for _, long in turn)
-        in_order = sorted(turn)
-        starts = [sum(long for _, long in in_order[:number]) for number in range(len(in_order))]
-        if turn == tuple(in_order) or [at for at, _ in in_order] != starts:
-            return None
+        total, in_order = sum(long for _, long in turn), sorted(turn)
+        if turn == tuple(in_order) or any(at != sum(long for start, long in turn if start < at) for at, _ in in_order):
+            return held
         for axis in range(min(3, len(whole.shape))):
-            if any(len(ref.shape) != len(whole.shape) or ref.shape[axis] != total or ref.rows is not None
-                   or not ref.is_readable for ref in (whole, *refs.values())):  # fmt: skip
-                continue
-            laid = {
-                rank: standing_for(HeldByRanks((rank,), (ref,), axis, (turn,))).with_(name=ref.name)
-                for rank, ref in refs.items()
-            }
-            if _is_nearer(whole, laid, refs):
-                return laid
-        return None
+            every = (whole, *refs.values())
+            if all(len(ref.shape) == len(whole.shape) and ref.shape[axis] == total for ref in every) and all(
+                ref.rows is None and ref.is_readable and ref.numel <= _MOST for ref in every
+            ):
+                laid = {rank: standing_for(HeldByRanks((rank,), (ref,), axis, (turn,))) for rank, ref in refs.items()}
+                again = self._held(laid, whole, stage)
+                if _off(again, whole) < 0.25 * _off(held, whole):
+                    return again
+        return held
 
     def _cuts_of(self, refs: dict[int, TensorRef]) -> Iterator[tuple[int, tuple[tuple[Stretch, ...], ...]]]:
         """The axes of samples and tokens that are cut, with the stretches of those ranks that have a tensor."""
@@ -733,24 +731,14 @@ class RankGroup:
         return held if standing_for(held).shape == whole.shape else None
 
 
-def _is_nearer(whole: TensorRef, laid: dict[int, TensorRef], refs: dict[int, TensorRef]) -> bool:
-    """Whether each rank's rows, laid otherwise, are nearer to some rows of the whole than as they stand, by far."""
+def _off(held: HeldByRanks, whole: TensorRef) -> float:
+    """How far what ranks hold is from where it stands, squared; infinite where it is of no such shape."""
+    if held.is_cut:
+        return _apart(held, whole)
+    if any(ref.shape != whole.shape for ref in held.parts):
+        return float("inf")
     values = pages.array(whole).astype(np.float64)
-    for rank, ref in refs.items():
-        off = []
-        for one in (laid[rank], ref):
-            own = pages.array(one).astype(np.float64)
-            if own.shape == values.shape:
-                off.append(float(np.linalg.norm(own - values)))
-                continue
-            if own.shape[1:] != values.shape[1:] or not len(own):
-                return False
-            # Some of the samples: each the nearest of all.
-            flat = values.reshape(len(values), -1)
-            off.append(sum(float(np.linalg.norm(flat - row.reshape(-1), axis=1).min()) for row in own))
-        if not off[0] < 0.5 * off[1]:
-            return False
-    return True
+    return float(sum(np.square(pages.array(ref).astype(np.float64) - values).sum() for ref in held.parts))
 
 
 def _is_of_a_weight(name: str) -> bool:

@@ -118,10 +118,11 @@ def _of_place(
 ) -> list[MicroBatchPair]:
     having = [[side for side in of_run if place in side.tensors] for of_run in sides]
     try:
-        parts = [_parts(of_run, place) for of_run in having]
+        read = [_parts(of_run, place) for of_run in having]
     except DumpError:
         return []
-    if parts[0] is None or parts[1] is None or not _are_several(parts):
+    parts = [one for one in read if one is not None]
+    if len(parts) < 2 or not _are_several(parts):
         return []
     held = [of_run[0].tensors[place] for of_run in having]
     pair = _one_by_one(key, held, parts) or _as_one(key, held, parts, are_trained=are_trained)
@@ -181,10 +182,10 @@ def _ranks(parts: Sequence[_Part]) -> int:
 
 
 def _one_by_one(
-    key: RecordKey, held: Sequence[tuple[Record, TensorRef]], parts: Sequence[list[_Part] | None]
+    key: RecordKey, held: Sequence[tuple[Record, TensorRef]], parts: Sequence[Sequence[_Part]]
 ) -> MicroBatchPair | None:
     """Where both runs have the same samples in one micro-batch each: their numbers, in the turn of a's."""
-    of_a, of_b = parts[0] or [], parts[1] or []
+    of_a, of_b = parts
     there = {one.samples: one for one in of_b}
     if None in there or there.keys() != {one.samples for one in of_a} or len(of_a) < 2:
         return None
@@ -237,14 +238,14 @@ def _scaled(name: str, a: NDArray[np.float64], b: NDArray[np.float64], parts: Se
 
 
 def _as_one(
-    key: RecordKey, held: Sequence[tuple[Record, TensorRef]], parts: Sequence[list[_Part] | None],
+    key: RecordKey, held: Sequence[tuple[Record, TensorRef]], parts: Sequence[Sequence[_Part]],
     *, are_trained: bool,
 ) -> MicroBatchPair | None:  # fmt: skip
     """The two runs' numbers as one of the step each, where some way makes them one.
 
     are_trained: whether both have gradients: ways that are not the same in the two are then held to something else.
     """
-    ways = [_ways(of_run or []) for of_run in parts]
+    ways = [_ways(of_run) for of_run in parts]
     tried = [
         (abs(x - y), one != other and "" not in (one, other), one, other, x, y)
         for one, x in ways[0].items() for other, y in ways[1].items()
@@ -256,7 +257,7 @@ def _as_one(
     least = min(one[0] for one in fits)
     near = [one for one in fits if one[0] <= 2 * least + _FLOOR * max(abs(one[4]), abs(one[5]))]
     _, _, of_a, of_b, x, y = min(near, key=lambda one: one[1])
-    said = [_said(way, len(of_run or [])) for way, of_run in zip((of_a, of_b), parts, strict=True)]
+    said = [_said(way, len(of_run)) for way, of_run in zip((of_a, of_b), parts, strict=True)]
     return _pair(key, held, (np.array(x), np.array(y)), f"compared as one of the step: {said[0]} in a, {said[1]} in b")
 
 
@@ -298,6 +299,6 @@ def _pair(
         side = Side([Record(of_step, record.path, lambda made=made: [made])])  # type: ignore[misc]
         side.load()
         sides.append(side)
-    pair = MicroBatchPair(RecordKey(key.step, None, key.rank, key.role), *sides)
+    pair = MicroBatchPair(RecordKey(key.step, None, key.rank, key.role), sides[0], sides[1])
     pair.notes.append(f"{pair.where}: the two cut the batch otherwise, and {held[0][1].name} is {how}")
     return pair

@@ -41,8 +41,13 @@ def run(
 
 
 WRONG: dict[str, tuple[Callable[[int], Tensor], str, str]] = {
-    "the one before": (lambda micro: OUT[max(micro - 1, 0)], "other micro-batch", "1, 2 and 3 what rank 0 put out in the one before"),
-    "one of four": (lambda micro: OUT[0 if micro == 2 else micro], "other micro-batch", "micro-batch 2 what rank 0 put out in micro-batch 0"),
+    "the one before": (
+        lambda micro: OUT[max(micro - 1, 0)], "other micro-batch", "1, 2 and 3 what rank 0 put out in the one before",
+    ),
+    "one of four": (
+        lambda micro: OUT[0 if micro == 2 else micro], "other micro-batch",
+        "micro-batch 2 what rank 0 put out in micro-batch 0",
+    ),
     "times a factor": (lambda micro: 0.9 * OUT[micro], "handed on", "put out times 0.9"),
     "bfloat16": (lambda micro: OUT[micro].bfloat16().float(), "rounded", "put out rounded to bfloat16"),
 }  # fmt: skip

@@ -88,7 +88,7 @@ def test_ranks_with_the_same_samples_say_one_number(tmp_path: Path) -> None:
     a = write(tmp_path / "a", CUTS["four"], FORMS["part"], copies=2)
     result = compared(a, write(tmp_path / "b", CUTS["two"], FORMS["part"], copies=2))
     assert result.agrees, result.skipped
-    assert set(losses(result)) <= {"SAME", "CLOSE"} and losses(result), result.notes
+    assert losses(result) in (["SAME"], ["CLOSE"]) or set(losses(result)) == {"SAME"}, result.notes
 
 
 def strange(rows: list[int], ranks: int) -> Tensor:
