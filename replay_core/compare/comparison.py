@@ -603,9 +603,8 @@ class _Work:
             record, ref = pair.one
             if not self._is_asked(pair):
                 continue
-            if micro_pair.partial and record.key.stage in OF_ALL_SAMPLES and pair.a and pair.b:
-                if pair.a[0].key.rank != pair.b[0].key.rank and pair.a[0].key.rank in self._faced:
-                    continue  # it faces the same rank's, whose samples it is not of
+            if micro_pair.partial and self._faces_its_own(pair):
+                continue
             if micro_pair.partial and (pair.a is None or pair.b is None or not faces(pair.a[1], pair.b[1], micro_pair)):
                 # Its side stands in several pairs: said once.
                 if (id(record), ref.name) in once:
@@ -631,6 +630,12 @@ class _Work:
                 self._experts_elsewhere["a" if pair.b is None else "b"] += 1
             else:
                 yield pair, micro_pair
+
+    def _faces_its_own(self, pair: TensorPair) -> bool:
+        """Whether what is of all samples would face another rank's, and faces that of its own number besides."""
+        if pair.a is None or pair.b is None or pair.a[0].key.stage not in OF_ALL_SAMPLES:
+            return False
+        return pair.a[0].key.rank != pair.b[0].key.rank and pair.a[0].key.rank in self._faced
 
     def _is_asked(self, pair: TensorPair) -> bool:
         if not self._names:

@@ -185,6 +185,15 @@ def is_near(whole: TensorRef, made: TensorRef) -> bool:
     return all(products.finite) and products.norm({0: -1, 1: 1}) <= NEAR * products.norm({0: 1})
 
 
+def is_nearer(whole: TensorRef, made: TensorRef, than: TensorRef) -> bool:
+    """Whether what was made of ranks' values of two bytes is the whole but for noise, which it is not as it was."""
+    if not {whole.dtype, made.dtype} & {"bfloat16", "float16"} or not whole.shape == made.shape == than.shape:
+        return False
+    products = products_of([whole, made, than])
+    off, before = products.norm({0: -1, 1: 1}), products.norm({0: -1, 2: 1})
+    return all(products.finite) and off <= _LEFT * min(before, products.norm({0: 1}))
+
+
 def _called(name: str) -> str:
     """A tensor in words: `layers.0.norm.weight's gradient`."""
     return f"{name.removeprefix('grad.')}'s gradient" if name.startswith("grad.") else name.removeprefix("param.")

@@ -270,7 +270,10 @@ class OfRanks:
             if again is None or (there is not None and other is None):
                 continue
             made = whole if other is None else standing_for(other).with_(name=whole.name, canonical=whole.canonical)
-            if known is not None or algebra.is_near(made, standing_for(again)):
+            laid, in_turn = standing_for(again), whole if other is not None else standing_for(held)
+            if known is not None or algebra.is_near(made, laid) or (
+                algebra.is_nearer(made, laid, in_turn) if other is None else algebra.is_nearer(laid, made, in_turn)
+            ):  # fmt: skip
                 self._sections[pattern] = self._sections[module] = sizes
                 return again, made
         return None

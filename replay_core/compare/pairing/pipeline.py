@@ -82,26 +82,43 @@ def handed_over(ranks: Mapping[int, Side], whole: Side) -> HandedOver:
 
 
 def _renumbered(ranks: Mapping[int, Side], whole: Side) -> dict[tuple[int, Place], Place]:
-    """What stages return as one of several, each counting its own from 0, and where it stands among the one process's:
-    one stage's after the other's, where all together are as many as that has.
+    """What stages return as one of several, and where it stands among the one process's: one stage's after the other's,
+    where all together are as many as that has.
+    """
+    found = in_one_numbering(ranks)
+    heads = {(one[1], place[1]) for place in found.values() if (one := _NUMBERED.match(place[0]))}
+    own = {(head, stage): {place[0] for place in found.values() if place[0].startswith(head)} for head, stage in heads}
+    as_many = {
+        (head, stage) for (head, stage), names in own.items()
+        if {int(name.removeprefix(head)) for name in names} == _numbers_after(whole, head, stage)
+    }  # fmt: skip
+    return {
+        at: place for at, place in found.items()
+        if (one := _NUMBERED.match(place[0])) is not None and (one[1], place[1]) in as_many
+    }  # fmt: skip
+
+
+def in_one_numbering(ranks: Mapping[int, Side]) -> dict[tuple[int, Place], Place]:
+    """What stages of a pipeline return as one of several (hidden states), each counting its own from 0, under the
+    number that it has among all of them.
     """
     stages = _in_turn(ranks)
     found: dict[tuple[int, Place], Place] = {}
-    heads = {(one[1], stage) for name, stage in whole.tensors if (one := _NUMBERED.match(name))}
-    for head, stage in heads:
-        every = _numbers_after(whole, head, stage)
-        before, own_of = 0, dict[tuple[int, Place], Place]()
+    if len(stages) < 2:
+        return found
+    every = {(one[1], at) for side in ranks.values() for name, at in side.tensors if (one := _NUMBERED.match(name))}
+    for head, stage in every:
+        before, of_head = 0, dict[tuple[int, Place], Place]()
         for members in stages:
             counts = {frozenset(_numbers_after(ranks[rank], head, stage)) for rank in members}
             own = next(iter(counts))
             if len(counts) > 1 or own != set(range(len(own))):
                 break
             for rank in members:
-                own_of |= {(rank, (f"{head}{one}", stage)): (f"{head}{before + one}", stage) for one in own}
+                of_head |= {(rank, (f"{head}{one}", stage)): (f"{head}{before + one}", stage) for one in own}
             before += len(own)
         else:
-            if len(stages) > 1 and every == set(range(before)):
-                found |= own_of
+            found |= of_head
     return found
 
 
