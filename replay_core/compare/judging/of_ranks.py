@@ -47,7 +47,7 @@ from replay_core.compare.pairing.ranks import (
     standing_for,
 )
 from replay_core.errors import DumpError
-from replay_core.records import Inline, TensorRef
+from replay_core.records import Inline, Parts, TensorRef
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -258,21 +258,27 @@ class OfRanks:
             laid, sizes = of_groups
             self._sections[pattern] = self._sections[_fused(row.name, inner[0])] = sizes
             return laid, whole
-        there = laid_of(whole, held.axis)
-        cut = held if held.is_cut else there
+        # Samples may be dealt to ranks whose other run has slices of the features of each.
+        laid = whole.source if isinstance(whole.source, Parts) else None
+        is_across = laid is not None and held.is_cut and len(whole.shape) == len(laid.parts[0].shape) > 2 and (
+            laid.axis == len(whole.shape) - 1 != held.axis
+        )  # fmt: skip
+        is_cut = held.is_cut and not is_across
+        there = laid_of(whole, None if is_across else held.axis)
+        cut = held if is_cut else there
         if cut is None:
             return None
         module = _fused(row.name, cut)
         known = self._sections.get(pattern) or self._sections.get(module)
         for sizes in (known,) if known is not None else sections(cut):
-            again = in_sections(held, sizes) if held.is_cut else held
+            again = in_sections(held, sizes) if is_cut else held
             other = in_sections(there, sizes) if there is not None else None
             if again is None or (there is not None and other is None):
                 continue
             made = whole if other is None else standing_for(other).with_(name=whole.name, canonical=whole.canonical)
-            laid, in_turn = standing_for(again), whole if other is not None else standing_for(held)
-            if known is not None or algebra.is_near(made, laid) or (
-                algebra.is_nearer(made, laid, in_turn) if other is None else algebra.is_nearer(laid, made, in_turn)
+            own, in_turn = standing_for(again), whole if other is not None else standing_for(held)
+            if known is not None or algebra.is_near(made, own) or (
+                algebra.is_nearer(made, own, in_turn) if other is None else algebra.is_nearer(own, made, in_turn)
             ):  # fmt: skip
                 self._sections[pattern] = self._sections[module] = sizes
                 return again, made
