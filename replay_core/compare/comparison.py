@@ -364,7 +364,7 @@ class _CutOtherwise(Struct):
     _trained: set[Any] = field(default_factory=set)
 
     def take(self, row: TensorVerdict) -> None:
-        is_of_a_weight = row.name.startswith("grad.") and not naming.is_module_tensor(row.name)
+        is_of_a_weight = row.name.startswith("grad.") and row.key.stage == "gradient"
         if is_of_a_weight and row.skipped is None and (row.figures is not None or row.by_digest):
             self._trained.add((row.key.step, row.key.role))
 

@@ -19,9 +19,9 @@ from replay_core.compare.judging.attention_made import (
     LEFT,
     MOST,
     Bools,
-    Cut,
-    Given,
+    CutHeads,
     How,
+    IntoAttention,
     Ints,
     channels_of,
     fitted,
@@ -72,7 +72,7 @@ def of_seen_keys(
     least_B = np.min([np.linalg.norm(off, axis=(1, 2)) for off in off_BSO.values()], axis=0)
     some = channels_of(np.concatenate(list(off_BSO.values()), 1))
     of_tokens = [one for one in slices if one.stretches == held.stretches]
-    given = Given(what, held, of_tokens, (len(there_BSO), length), through, some, whole.shape[2])
+    given = IntoAttention(what, held, of_tokens, (len(there_BSO), length), through, some, whole.shape[2])
     for sample in np.argsort(-least_B, kind="stable")[:_MOST_SAMPLES].tolist():
         cuts = (one for one in given.cuts(sample, length) if one.q.shape[1] * length * length <= MOST)
         fit = fitted(given.target(there_BSO[sample], length), cuts) if given.are_known and least_B[sample] else None
@@ -184,7 +184,7 @@ def cut_straight(
 class _LeftUnexplained:
     """What part of the difference of some rows is left where something went wrong for them."""
 
-    def __init__(self, cut: Cut, rows: Ints, usual: How, some: Ints, off_QC: Array) -> None:
+    def __init__(self, cut: CutHeads, rows: Ints, usual: How, some: Ints, off_QC: Array) -> None:
         """some: which of the rows of `usual`, and of what went wrong, these are."""
         self._cut, self._rows, self._some, self._off_QC = cut, rows, some, off_QC
         own = replace(usual, sees_QS=usual.sees_QS[some])
@@ -199,7 +199,9 @@ class _LeftUnexplained:
         return float(left / np.linalg.norm(self._off_QC))
 
 
-def _tried(cut: Cut, held: HeldByRanks, own: Sequence[Ints], rows: Ints, usual: How) -> Iterator[tuple[str, str, How]]:
+def _tried(
+    cut: CutHeads, held: HeldByRanks, own: Sequence[Ints], rows: Ints, usual: How
+) -> Iterator[tuple[str, str, How]]:
     """What may have gone wrong for the tokens of these rows: a kind, and words."""
     causal_QS = usual.sees_QS
     length = causal_QS.shape[1]

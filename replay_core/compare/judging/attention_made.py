@@ -51,7 +51,7 @@ BASES = (1e4, 5e5, 1e6, 1e5, 1e7)
 _WIDTHS = (256, 192, 128, 96, 80, 64, 48, 40, 32, 24, 16, 12, 8, 6, 4)
 
 
-class Cut(Struct, frozen=True):
+class CutHeads(Struct, frozen=True):
     """Queries [S, head, d], keys and values [S, head of keys, d] of one sample; how heads are turned and scores capped;
     what output channels are made of heads, [channel, head x d].
     """
@@ -103,7 +103,7 @@ def channels_of(off_BSO: Array) -> Ints:
     return np.unique(np.concatenate([some, worst]))
 
 
-class Given:
+class IntoAttention:
     """What went into attention, of all ranks, sample by sample."""
 
     def __init__(
@@ -151,7 +151,7 @@ class Given:
         own_SO = there_SO[:length] if self._through is None else there_SO[:length] - self._through[1]
         return np.asarray(own_SO[:, self.channels])
 
-    def cuts(self, sample: int, length: int) -> Iterator[Cut]:
+    def cuts(self, sample: int, length: int) -> Iterator[CutHeads]:
         """Every way in which the heads of a sample's first tokens may be cut."""
         width_of_all = self._through[0].shape[1] if self._through is not None else self._hidden
         channels = self.channels
@@ -173,13 +173,13 @@ class Given:
                 yield from in_heads([one for one in own if one is not None], width, out)
 
 
-def in_heads(parts: Sequence[Array], width: int, out: Array) -> Iterator[Cut]:
+def in_heads(parts: Sequence[Array], width: int, out: Array) -> Iterator[CutHeads]:
     """Queries, keys and values cut into heads so wide, where they can be."""
     if len(parts) < 3 or any(one[0].size % width for one in parts):
         return
     q, k, v = (one.reshape(len(one), -1, width) for one in parts)
     if q.shape[1] * width == out.shape[1] and k.shape == v.shape and q.shape[1] % k.shape[1] == 0:
-        yield Cut(q, k, v, out)
+        yield CutHeads(q, k, v, out)
 
 
 def split(every: Array, hidden: int, width: int) -> Iterator[tuple[Array, Array, Array]]:
@@ -195,14 +195,14 @@ def split(every: Array, hidden: int, width: int) -> Iterator[tuple[Array, Array,
         yield of_groups[:, :, :-2], of_groups[:, :, -2], of_groups[:, :, -1]
 
 
-def straight(every: Array, out: Array) -> Iterator[Cut]:
+def straight(every: Array, out: Array) -> Iterator[CutHeads]:
     """Every way in which the heads may be cut of queries, keys and values one after the other."""
     for width in _WIDTHS:
         if out.shape[1] % width == 0 and (parts := next(split(every, out.shape[1], width), None)) is not None:
             yield from in_heads(parts, width, out)
 
 
-class Pattern(Struct, frozen=True):
+class SeenFrom(Struct, frozen=True):
     """The first key that each token sees, and words."""
 
     kind: str
@@ -210,7 +210,7 @@ class Pattern(Struct, frozen=True):
     words: str
 
 
-def most_rows(cut: Cut, length: int) -> int:
+def most_rows(cut: CutHeads, length: int) -> int:
     return min(ROWS, max(8, _AT_ONCE // (int(cut.q.shape[1]) * length)))
 
 
@@ -222,7 +222,7 @@ def asked(rows: Ints, size_S: Array, most: int) -> Ints:
     return np.unique(np.concatenate([worst, rows[np.linspace(0, rows.size - 1, most // 2).astype(int)]]))
 
 
-def normal(cut: Cut, rows: Ints, starts: Ints) -> How:
+def normal(cut: CutHeads, rows: Ints, starts: Ints) -> How:
     at = np.arange(len(cut.q)).astype(float)
     keys = np.arange(len(cut.k))
     sees_QS = (keys <= rows[:, None]) & (keys >= starts[rows][:, None])
@@ -244,7 +244,7 @@ def _turned(x_SHD: Array, at: Array | None, base: float | None, *, in_pairs: boo
     return made
 
 
-def scores(cut: Cut, rows: Ints, heads: slice, how: How) -> Array:
+def scores(cut: CutHeads, rows: Ints, heads: slice, how: How) -> Array:
     """How much tokens look at each key, [head, Q, S]."""
     width = cut.q.shape[2]
     at_q = None if how.at_q is None else how.at_q[rows]
@@ -256,14 +256,14 @@ def scores(cut: Cut, rows: Ints, heads: slice, how: How) -> Array:
     return np.asarray(scores_HQS if how.cap is None else how.cap * np.tanh(scores_HQS / how.cap))
 
 
-def _groups(cut: Cut, how: How) -> Ints:
+def _groups(cut: CutHeads, how: How) -> Ints:
     """Which head of keys each head of queries looks at."""
     if how.of_keys is not None:
         return how.of_keys
     return np.repeat(np.arange(cut.k.shape[1]), cut.q.shape[1] // cut.k.shape[1])
 
 
-def _values(cut: Cut, heads: slice, how: How) -> Array:
+def _values(cut: CutHeads, heads: slice, how: How) -> Array:
     v_HSD = cut.v.transpose(1, 0, 2)[_groups(cut, how)[heads]]
     if how.zeros is not None and how.no_values:
         v_HSD = v_HSD.copy()
@@ -271,14 +271,14 @@ def _values(cut: Cut, heads: slice, how: How) -> Array:
     return np.asarray(v_HSD)
 
 
-def _out(cut: Cut, heads: slice, made_HQD: Array) -> Array:
+def _out(cut: CutHeads, heads: slice, made_HQD: Array) -> Array:
     """What these heads, [head, Q, d], add to the channels: [Q, channel]."""
     width = cut.q.shape[2]
     own = cut.out[:, heads.start * width : heads.stop * width]
     return np.asarray(made_HQD.transpose(1, 0, 2).reshape(made_HQD.shape[1], -1) @ own.T)
 
 
-def made(cut: Cut, rows: Ints, heads: slice, how: How, known_HQS: Array | None = None) -> Array:
+def made(cut: CutHeads, rows: Ints, heads: slice, how: How, known_HQS: Array | None = None) -> Array:
     """What the tokens of these rows get of these heads, [Q, channel]. known_HQS: the scores, where they are known."""
     scores_HQS = scores(cut, rows, heads, how) if known_HQS is None else known_HQS
     values_HSD = _values(cut, heads, how)
@@ -300,7 +300,7 @@ def made(cut: Cut, rows: Ints, heads: slice, how: How, known_HQS: Array | None =
     return _out(cut, heads, made_HQD if how.order is None else made_HQD[how.order])
 
 
-def _by_starts(cut: Cut, row: int, heads: slice, scores_HS: Array, how: How) -> Array:
+def _by_starts(cut: CutHeads, row: int, heads: slice, scores_HS: Array, how: How) -> Array:
     """What a token gets that sees the keys from each of those before it on: [first key, channel]."""
     seen_HS = scores_HS[:, : row + 1]
     weights_HS = np.exp(seen_HS - seen_HS.max(1, keepdims=True))
@@ -309,7 +309,7 @@ def _by_starts(cut: Cut, row: int, heads: slice, scores_HS: Array, how: How) -> 
     return _out(cut, heads, sums_HSD / np.maximum(sums_HS, 1e-300)[:, :, None])
 
 
-def off_by_starts(cut: Cut, rows: Ints, heads: slice, how: How, target_QC: Array) -> list[Array]:
+def off_by_starts(cut: CutHeads, rows: Ints, heads: slice, how: How, target_QC: Array) -> list[Array]:
     """Of each token, how far it is from the target where it sees the keys from each on."""
     scores_HQS = scores(cut, rows, heads, how)
     return [
@@ -318,7 +318,7 @@ def off_by_starts(cut: Cut, rows: Ints, heads: slice, how: How, target_QC: Array
     ]  # fmt: skip
 
 
-def fitted(there_SC: Array, cuts: Iterator[Cut]) -> tuple[Cut, Pattern] | None:
+def fitted(there_SC: Array, cuts: Iterator[CutHeads]) -> tuple[CutHeads, SeenFrom] | None:
     """The attention that makes the other run's output of a sample's tokens again, without what is added to it, and the
     keys that its tokens see.
     """
@@ -328,7 +328,7 @@ def fitted(there_SC: Array, cuts: Iterator[Cut]) -> tuple[Cut, Pattern] | None:
     all_seen = np.zeros(length, np.int64)
     there_QC = there_SC[few]
     size = float(np.linalg.norm(there_QC))
-    best: tuple[float, Cut] | None = None
+    best: tuple[float, CutHeads] | None = None
     for cut in cuts:
         # The first token sees itself alone, whatever turns it.
         alone_C = _out(cut, cut.heads, _values(cut, cut.heads, normal(cut, few[:1], all_seen))[:, :1])
@@ -362,7 +362,7 @@ def fitted(there_SC: Array, cuts: Iterator[Cut]) -> tuple[Cut, Pattern] | None:
     return (cut, found[1]) if found is not None and found[0] <= NEAR * size else None
 
 
-def _makes_early_tokens(cut: Cut, few: Ints, there_QC: Array) -> bool:
+def _makes_early_tokens(cut: CutHeads, few: Ints, there_QC: Array) -> bool:
     """Whether attention may make the second and third of some tokens, whose few keys are asked of at little cost."""
     early = slice(1, 3)
     rows, target_QC = few[early], there_QC[early]
@@ -377,7 +377,7 @@ def _makes_early_tokens(cut: Cut, few: Ints, there_QC: Array) -> bool:
     )
 
 
-def patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[float, Pattern] | None:
+def patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[float, SeenFrom] | None:
     """The simplest pattern of first keys that leaves little: none hidden, a window, the first few, documents."""
     least = float(np.linalg.norm([one.min() for one in off]))
     line = max(_SIMPLER * least, _NOTHING * size)
@@ -386,7 +386,7 @@ def patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[fl
         return float(np.linalg.norm([one[starts[row]] for row, one in zip(rows.tolist(), off, strict=True)]))
 
     every = np.arange(length)
-    none = Pattern("mask", np.zeros(length, np.int64), "with nothing hidden but later keys")
+    none = SeenFrom("mask", np.zeros(length, np.int64), "with nothing hidden but later keys")
     if left(none.starts) <= line:
         return left(none.starts), none
     windows = [np.maximum(0, every - width + 1) for width in range(1, length)]
@@ -398,11 +398,11 @@ def patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[fl
             lefts = [left(starts) for starts in several]
             number = int(np.argmin(lefts))
             if lefts[number] <= line:
-                return lefts[number], Pattern(kind, several[number], words.format(number + 1))
+                return lefts[number], SeenFrom(kind, several[number], words.format(number + 1))
     starts = _documents(rows, off, length, line)
     if starts is not None and left(starts) <= line:
         begun = ", ".join(map(str, np.unique(starts).tolist()[:6]))
-        return left(starts), Pattern("mask", starts, f"in documents that begin at tokens {begun}")
+        return left(starts), SeenFrom("mask", starts, f"in documents that begin at tokens {begun}")
     return None
 
 

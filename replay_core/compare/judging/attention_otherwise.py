@@ -22,11 +22,11 @@ from replay_core.compare.judging.attention_made import (
     LEFT,
     MOST,
     ROWS,
-    Cut,
-    Given,
+    CutHeads,
     How,
+    IntoAttention,
     Ints,
-    Pattern,
+    SeenFrom,
     asked,
     channels_of,
     fitted,
@@ -49,7 +49,7 @@ _FLOOR, _TOKENS = 1e-9, 256
 class _Cell(Struct, frozen=True):
     """Some tokens of a sample, the heads that may be off there, and by how much the output is off."""
 
-    cut: Cut
+    cut: CutHeads
     rows: Ints
     heads: slice
     off_QC: Array
@@ -94,10 +94,10 @@ def otherwise(
     there_BSO, here_BSO = (pages.array(ref).astype(np.float64) for ref in (whole, laid))
     if not np.isfinite(there_BSO).all() or not np.isfinite(here_BSO).all():
         return None
-    raw = Given(what, held, given, whole.shape[:2], through, channels_of(here_BSO - there_BSO), whole.shape[2])
+    raw = IntoAttention(what, held, given, whole.shape[:2], through, channels_of(here_BSO - there_BSO), whole.shape[2])
     is_half = bool({"bfloat16", "float16"} & {whole.dtype, laid.dtype})
     found: list[tuple[float, str, tuple[int, ...], str]] = []
-    fits: dict[int, tuple[Cut, Pattern] | None] = {}
+    fits: dict[int, tuple[CutHeads, SeenFrom] | None] = {}
     for ranks, cells in _supposed(those, held, raw, there_BSO, here_BSO, fits):
         told = [_explained(cell) for cell in cells]
         if not told:
@@ -129,8 +129,8 @@ def otherwise(
 
 
 def _supposed(
-    those: tuple[int, ...], held: HeldByRanks, raw: Given, there_BSO: Array, here_BSO: Array,
-    fits: dict[int, tuple[Cut, Pattern] | None],
+    those: tuple[int, ...], held: HeldByRanks, raw: IntoAttention, there_BSO: Array, here_BSO: Array,
+    fits: dict[int, tuple[CutHeads, SeenFrom] | None],
 ) -> Iterator[tuple[tuple[int, ...], list[_Cell]]]:  # fmt: skip
     """The ranks at which something may be otherwise, and the tokens and heads that it would show in."""
     if not raw.are_known:
@@ -192,7 +192,7 @@ def _supposed(
                 yield tuple(ranks), [one]
 
 
-def _within(cut: Cut, pattern: Pattern) -> Array | None:
+def _within(cut: CutHeads, pattern: SeenFrom) -> Array | None:
     """Positions that begin at 0 in every document, where there are several: within them nobody can tell."""
     are_several = pattern.kind == "mask" and len(np.unique(pattern.starts)) > 1 and cut.base is not None
     return np.asarray(np.arange(len(pattern.starts)) - pattern.starts).astype(float) if are_several else None

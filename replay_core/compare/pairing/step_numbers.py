@@ -8,7 +8,7 @@ number is of nobody says, so that only what makes both runs' one is taken, and w
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,7 +32,7 @@ _ONE_FACTOR, _OTHER_FACTOR = 1e-4, 1e-2
 Place = tuple[str, str]
 
 
-class _Part(Struct):
+class _OfMicroBatch(Struct):
     """What one micro-batch says of some samples. weights: by what it may count: its tokens, its samples."""
 
     value: float
@@ -53,7 +53,7 @@ def of_steps(micro_pairs: list[MicroBatchPair], alone: set[Any]) -> list[MicroBa
         if one.key.micro is not None:
             groups[at].append(one)
         for which, side in (("a", one.a), ("b", one.b)):
-            if any(name.startswith("grad.") for name, _ in side.tensors):
+            if any(stage == "gradient" and name.startswith("grad.") for name, stage in side.tensors):
                 trained[at].add(which)
     made: list[MicroBatchPair] = []
     for at, group in groups.items():
@@ -81,14 +81,22 @@ def _samples(side: Side) -> frozenset[bytes] | None:
 
 
 def _are_cut_alike(sides: Sequence[Sequence[Side]]) -> bool:
-    """Whether a micro-batch of one run has the samples of that of the same number, on however many ranks."""
-    numbers = [{_key(side).micro for side in of_run} for of_run in sides]
-    if numbers[0] != numbers[1]:
-        return False
+    """Whether every micro-batch of one run faces one of the other: that of the same number has its samples, on however
+    many ranks, or some of the same rank.
+    """
+    by_rank: list[dict[int | None, list[frozenset[bytes] | None]]] = [defaultdict(list), defaultdict(list)]
     by_micro: list[dict[int | None, set[bytes]]] = [defaultdict(set), defaultdict(set)]
-    for of_run, known in zip(sides, by_micro, strict=True):
+    for of_run, of_rank, known in zip(sides, by_rank, by_micro, strict=True):
         for side in of_run:
-            known[_key(side).micro] |= _samples(side) or set()
+            samples = _samples(side)
+            of_rank[_key(side).rank].append(samples)
+            known[_key(side).micro] |= samples or set()
+    if by_rank[0].keys() == by_rank[1].keys() and all(
+        None not in own and Counter(own) == Counter(by_rank[1][rank]) for rank, own in by_rank[0].items()
+    ):
+        return True
+    if by_micro[0].keys() != by_micro[1].keys():
+        return False
     every = [set().union(*known.values()) for known in by_micro]
     # Of ranks that have some tokens of each sample nothing else is known.
     return every[0] != every[1] or by_micro[0] == by_micro[1]
@@ -125,7 +133,9 @@ def _of_place(
     if len(parts) < 2 or not _are_several(parts):
         return []
     held = [of_run[0].tensors[place] for of_run in having]
-    pair = _one_by_one(key, held, parts) or _as_one(key, held, parts, are_trained=are_trained)
+    pair = _one_by_one(key, held, parts)
+    if pair is None and are_trained:
+        pair = _as_one(key, held, parts)
     if pair is None:
         return []
     for of_run in having:
@@ -134,20 +144,21 @@ def _of_place(
     return [pair]
 
 
-def _are_several(parts: Sequence[Sequence[_Part]]) -> bool:
-    """Whether a run says several numbers, and not one again and again (a temperature)."""
-    return len({one.value for of_run in parts for one in of_run}) > 1
+def _are_several(parts: Sequence[Sequence[_OfMicroBatch]]) -> bool:
+    """Whether micro-batches say numbers of their own, and not one again and again (a temperature), which is no part."""
+    several = [{one.value for one in of_run} for of_run in parts if len(of_run) > 1]
+    return bool(several) and min(map(len, several)) > 1
 
 
-def _parts(sides: Sequence[Side], place: Place) -> list[_Part] | None:
+def _parts(sides: Sequence[Side], place: Place) -> list[_OfMicroBatch] | None:
     """What a run's micro-batches say, those that ranks have in common once; None where copies are not one."""
-    found: list[_Part] = []
+    found: list[_OfMicroBatch] = []
     for side in sides:
         at, own = _key(side), _samples(side)
         value = float(pages.array(side.tensors[place][1]).reshape(-1)[0])
         if not np.isfinite(value):
             return None
-        made = _Part(value, own, [at.rank], at.micro, _weights(side, own))
+        made = _OfMicroBatch(value, own, [at.rank], at.micro, _weights(side, own))
         same = (one for one in found if one.micro == at.micro and abs(one.value - value) <= _COPIES * abs(value))
         if (copy := next(same, None)) is not None:
             copy.ranks.append(at.rank)
@@ -173,7 +184,7 @@ def _weights(side: Side, samples: frozenset[bytes] | None) -> dict[str, int]:
     return found
 
 
-def _ranks(parts: Sequence[_Part]) -> int:
+def _ranks(parts: Sequence[_OfMicroBatch]) -> int:
     """On how many ranks, or groups of them with one number, a micro-batch is."""
     by_micro: dict[int | None, int] = defaultdict(int)
     for one in parts:
@@ -182,7 +193,7 @@ def _ranks(parts: Sequence[_Part]) -> int:
 
 
 def _one_by_one(
-    key: RecordKey, held: Sequence[tuple[Record, TensorRef]], parts: Sequence[Sequence[_Part]]
+    key: RecordKey, held: Sequence[tuple[Record, TensorRef]], parts: Sequence[Sequence[_OfMicroBatch]]
 ) -> MicroBatchPair | None:
     """Where both runs have the same samples in one micro-batch each: their numbers, in the turn of a's."""
     of_a, of_b = parts
@@ -208,7 +219,7 @@ def _one_by_one(
     return None
 
 
-def _scaled(name: str, a: NDArray[np.float64], b: NDArray[np.float64], parts: Sequence[_Part]) -> Astray | None:
+def _scaled(name: str, a: NDArray[np.float64], b: NDArray[np.float64], parts: Sequence[_OfMicroBatch]) -> Astray | None:
     """Ranks of b whose numbers are a's of the same samples times one factor, where those of other ranks are a's."""
     by_ranks: dict[tuple[int, ...], list[float]] = defaultdict(list)
     for one, other, part in zip(a, b, parts, strict=True):
@@ -238,18 +249,15 @@ def _scaled(name: str, a: NDArray[np.float64], b: NDArray[np.float64], parts: Se
 
 
 def _as_one(
-    key: RecordKey, held: Sequence[tuple[Record, TensorRef]], parts: Sequence[Sequence[_Part]],
-    *, are_trained: bool,
-) -> MicroBatchPair | None:  # fmt: skip
-    """The two runs' numbers as one of the step each, where some way makes them one.
-
-    are_trained: whether both have gradients: ways that are not the same in the two are then held to something else.
+    key: RecordKey, held: Sequence[tuple[Record, TensorRef]], parts: Sequence[Sequence[_OfMicroBatch]]
+) -> MicroBatchPair | None:
+    """The two runs' numbers as one of the step each, where some way makes them one. Asked where both have gradients,
+    which are held to the factor that ways differ by.
     """
     ways = [_ways(of_run) for of_run in parts]
     tried = [
         (abs(x - y), one != other and "" not in (one, other), one, other, x, y)
         for one, x in ways[0].items() for other, y in ways[1].items()
-        if are_trained or one == other or ("" in (one, other) and "ranks" not in (one, other))
     ]  # fmt: skip
     fits = [one for one in tried if one[0] <= max(_FLOOR, _ALIKE * max(abs(one[4]), abs(one[5])))]
     if not fits:
@@ -261,7 +269,7 @@ def _as_one(
     return _pair(key, held, (np.array(x), np.array(y)), f"compared as one of the step: {said[0]} in a, {said[1]} in b")
 
 
-def _ways(parts: Sequence[_Part]) -> dict[str, float]:
+def _ways(parts: Sequence[_OfMicroBatch]) -> dict[str, float]:
     """What a run's parts may come to for the step."""
     values = np.array([one.value for one in parts])
     if len(parts) == 1:

@@ -64,6 +64,12 @@ def losses(result: Comparison) -> list[str]:
     return [row.verdict.value for row in result.tensors if row.name == "loss"]
 
 
+def test_a_setting_is_no_part_of_a_sum(tmp_path: Path) -> None:
+    a = write(tmp_path / "a", WHOLE, lambda rows, ranks: torch.tensor(2.0))
+    result = compared(a, write(tmp_path / "b", CUTS["two"], lambda rows, ranks: torch.tensor(1.0)))
+    assert not any("compared as one of the step" in note for note in result.notes)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CUTS)
 def test_one_process_and_another_cut_come_to_one_loss(case: str, form: str, tmp_path: Path) -> None:
@@ -113,10 +119,11 @@ def test_and_is_no_agreement_where_nothing_that_follows_from_it_is_compared(tmp_
     assert exit_code(workbench.compare_dumps(a, b)) == 1
 
 
-def test_a_factor_of_the_ranks_is_no_agreement_without_gradients(tmp_path: Path) -> None:
-    """It may be what a mean over ranks takes off again, or one that was not divided."""
-    a = write(tmp_path / "a", WHOLE, FORMS["part"], gradient=None)
-    b = write(tmp_path / "b", CUTS["two ranks, unlike"], FORMS["part for a mean over ranks"], gradient=None)
+@pytest.mark.parametrize("form", FORMS)
+def test_no_way_is_tried_without_gradients_that_hold_it_to_its_factor(form: str, tmp_path: Path) -> None:
+    """A factor of the ranks may be what a mean over them takes off again, or one that was not divided."""
+    a = write(tmp_path / "a", WHOLE, FORMS[WHOLES.get(form, form)], gradient=None)
+    b = write(tmp_path / "b", CUTS["two ranks, unlike"], FORMS[form], gradient=None)
     assert not compared(a, b).agrees
 
 
