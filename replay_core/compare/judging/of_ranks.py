@@ -259,9 +259,9 @@ class OfRanks:
             self._sections[pattern] = self._sections[_fused(row.name, inner[0])] = sizes
             return laid, whole
         # Samples may be dealt to ranks whose other run has slices of the features of each.
-        laid = whole.source if isinstance(whole.source, Parts) else None
-        is_across = laid is not None and held.is_cut and len(whole.shape) == len(laid.parts[0].shape) > 2 and (
-            laid.axis == len(whole.shape) - 1 != held.axis
+        source = whole.source if isinstance(whole.source, Parts) else None
+        is_across = source is not None and held.is_cut and len(whole.shape) == len(source.parts[0].shape) > 2 and (
+            source.axis == len(whole.shape) - 1 != held.axis
         )  # fmt: skip
         is_cut = held.is_cut and not is_across
         there = laid_of(whole, None if is_across else held.axis)
