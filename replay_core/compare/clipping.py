@@ -122,7 +122,7 @@ def _of_all(rows: Sequence[TensorVerdict], every: tuple[int, ...]) -> Scaled | N
         factor = 1 + total.gain
         is_a = row.ranks is not None and row.ranks.which == "a"
         found.append(_Multiple(row, 1 / factor if is_a else factor, *((of_a, of_b) if is_a else (of_b, of_a))))
-    if len(found) < _FEWEST or left_2 > _REST * size_2:
+    if len(found) < _OF_RANKS or left_2 > _REST * size_2:
         return None
     near = _ONE[is_half]
     factors = [one.factor for one in found if one.square >= 1e-4 * max(each.square for each in found)]
@@ -132,6 +132,8 @@ def _of_all(rows: Sequence[TensorVerdict], every: tuple[int, ...]) -> Scaled | N
         if abs(middle - 1) <= (5 * near if is_half else max(5 * spread, _SLIGHT)):
             return None
         return Scaled(_one(middle, every), first, len(found))
+    if len(found) < _FEWEST:
+        return None
     for words, key, call in (
         ("layer", _of_layer, "the gradients of a layer"), ("tensor", _of_tensor, "a gradient"),
     ):  # fmt: skip
