@@ -16,6 +16,7 @@ from replay_core import naming
 from replay_core.compare.apart import StepOpening
 from replay_core.compare.context import (
     Around,
+    are_places,
     around,
     faces,
     is_attentions_weights,
@@ -34,7 +35,7 @@ from replay_core.compare.judging.measuring import LookAhead, Measured, same_numb
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
-from replay_core.compare.pairing import step_losses
+from replay_core.compare.pairing import step_losses, step_numbers
 from replay_core.compare.pairing.align import (
     MicroBatchPair,
     ShapesDifferError,
@@ -47,7 +48,8 @@ from replay_core.compare.pairing.align import (
 )
 from replay_core.compare.pairing.axes import lay_alike
 from replay_core.compare.pairing.expert_rows import ExpertsOfRanks, Missent, missent
-from replay_core.compare.pairing.ranks import Together
+from replay_core.compare.pairing.micro_batch_pair import CUT_OTHERWISE
+from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
@@ -194,7 +196,7 @@ def compare_runs(
     compared: set[str] = set()  # names, where a file of limits asks which there are
 
     def add(row: TensorVerdict) -> None:
-        row.order = work.order
+        row.order = row.order if row.skipped in CUT_OTHERWISE else work.order
         result.tally.take(row)
         if tolerances.given and row.skipped is None:
             compared.add(row.name)
@@ -219,6 +221,7 @@ def compare_runs(
 
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
+    cut_otherwise = _CutOtherwise()
 
     def ahead(entries: list[Entry]) -> Iterator[Entry]:
         updates.coming(entries)
@@ -237,6 +240,11 @@ def compare_runs(
             result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {row.ranks.restates}")
             continue
         updates.settle(row, pair, micro_pair)
+        if row.skipped in CUT_OTHERWISE:
+            row.order = work.order
+            cut_otherwise.rows.append(row)
+            continue
+        cut_otherwise.take(row)
         add(row)
         if result.summary is not None:
             result.summary.add(row, micro_pair)
@@ -247,8 +255,11 @@ def compare_runs(
         if result.tally.first is row:
             result.around = around(row, micro_pair), _element(row)
         tell()
+    for row in cut_otherwise.left(work.contradicted):
+        add(row)
     tell()
     on_event(Progress(done, done, "compared"))
+    result.notes += cut_otherwise.notes
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
     result.notes += judge.notes
@@ -303,7 +314,11 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
         why = why_missing(pair, micro_pair)
         return None if why is None else TensorVerdict(pair.name, Verdict.MISSING, why, a=pair.a, b=pair.b)
     if micro_pair.partial and not faces(pair.a[1], pair.b[1], micro_pair) and not lays_out(pair.name, micro_pair):
-        why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
+        if pair.a[0].key.stage in OF_ALL_SAMPLES and pair.a[0].key.rank == pair.b[0].key.rank:
+            row = judge.judge(pair, micro_pair)  # of all ranks' samples, if it was summed over them
+            if not row.verdict.diverges:
+                return row
+        why = CUT_OTHERWISE[0]
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
     is_logged = pair.a[0].key.stage in _LOGGED and micro_pair.together is None
     if is_logged and (figures := same_numbers(pair.a[1], pair.b[1])) is not None:
@@ -337,6 +352,37 @@ def _of_missent(pair: TensorPair, micro_pair: MicroBatchPair, sent: Missent) -> 
         )
         row.ranks = Ranked(together.which, "one", sent.ranks, parted=sent.ranks, fault=fault)
     return row
+
+
+class _CutOtherwise(Struct):
+    """Rows of what a micro-batch alone says, which another cut of the batch has no counterpart for: notes where the
+    gradients of their step, which follow from all of it, were compared; else they have no verdict.
+    """
+
+    rows: list[TensorVerdict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _trained: set[Any] = field(default_factory=set)
+
+    def take(self, row: TensorVerdict) -> None:
+        is_of_a_weight = row.name.startswith("grad.") and row.key.stage == "gradient"
+        if is_of_a_weight and row.skipped is None and (row.figures is not None or row.by_digest):
+            self._trained.add((row.key.step, row.key.role))
+
+    def left(self, contradicted: set[Any]) -> list[TensorVerdict]:
+        """Those that stay without a verdict; the others are noted."""
+        kept: list[TensorVerdict] = []
+        said: Counter[tuple[str, str]] = Counter()
+        for row in self.rows:
+            at = row.key.step, row.key.role
+            if at in self._trained and not (row.name == "loss" and at in contradicted):
+                said[row.name, str(row.skipped)] += 1
+            else:
+                kept.append(row)
+        self.notes += [
+            f"{name} is not compared ({number} times): {why}; the gradients of these steps, which follow from it, are"
+            for (name, why), number in said.items()
+        ]
+        return kept
 
 
 class _Notes:
@@ -376,6 +422,8 @@ class _Work:
         self.order: tuple[int, Any] | None = None
         self._step = 0
         self._is_done = False
+        #: Steps and roles of whose losses one run's log-probabilities tell what they are of, and the other's do not.
+        self.contradicted: set[Any] = set()
         self._result, self._names, self._renames = result, tuple(names), renames
         steps, said = called_alike(records_a, records_b)
         if said:
@@ -383,6 +431,8 @@ class _Work:
         self._micro_pairs, self._ambiguous = pair_micro_batches(records_a, records_b, steps)
         #: Which run returned attention's weights alone -> how many tensors of them.
         self._weights_alone: Counter[str] = Counter()
+        #: Ranks of a that face those of the same number in b.
+        self._faced: set[int | None] = set()
         #: Where the step's experts are; which run has tensors of experts that are elsewhere in the other -> how many.
         self._experts = ExpertsOfRanks([])
         self._experts_elsewhere: Counter[str] = Counter()
@@ -455,8 +505,11 @@ class _Work:
             micro_pair.b.load()
         result.notes += lay_alike(micro_pairs)
         _call_alike(micro_pairs)
-        of_steps = step_losses.of_steps(micro_pairs)
+        of_steps, contradicted = step_losses.of_steps(micro_pairs)
+        of_steps += step_numbers.of_steps(micro_pairs, contradicted)
+        self.contradicted |= contradicted
         micro_pairs = put_together(micro_pairs, as_one=self._as_one)
+        result.together += [one.together for one in of_steps if one.together is not None]
         result.together += [one.together for one in micro_pairs if one.together is not None]
         result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]
         if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
@@ -477,6 +530,11 @@ class _Work:
         only_layout: Counter[str] = Counter()
         places = places_of(again)
         self._experts = ExpertsOfRanks(again)
+        self._faced = {
+            one.key.rank
+            for one in again
+            if one.b.records and one.key.rank == one.b.records[0].key.rank and one.a.records
+        }
         for micro_pair in again:
             entries += self._of_micro_pair(micro_pair, once, only_layout, notes)
         in_order = partial(_order, places=places)
@@ -545,6 +603,8 @@ class _Work:
             record, ref = pair.one
             if not self._is_asked(pair):
                 continue
+            if micro_pair.partial and self._faces_its_own(pair):
+                continue
             if micro_pair.partial and (pair.a is None or pair.b is None or not faces(pair.a[1], pair.b[1], micro_pair)):
                 # Its side stands in several pairs: said once.
                 if (id(record), ref.name) in once:
@@ -560,12 +620,22 @@ class _Work:
             elif is_tied(pair, micro_pair):
                 tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 notes.first.append((micro_pair, tied))
+            elif are_places(pair, micro_pair):
+                which = "a" if pair.b is None else "b"
+                as_none = f"{pair.name}, which {which} alone has, counts the places of tokens, as where none are given"
+                notes.first.append((micro_pair, as_none))
             elif is_attentions_weights(pair, micro_pair):
                 self._weights_alone["a" if pair.b is None else "b"] += 1
             elif self._experts.are_elsewhere(pair, micro_pair):
                 self._experts_elsewhere["a" if pair.b is None else "b"] += 1
             else:
                 yield pair, micro_pair
+
+    def _faces_its_own(self, pair: TensorPair) -> bool:
+        """Whether what is of all samples would face another rank's, and faces that of its own number besides."""
+        if pair.a is None or pair.b is None or pair.a[0].key.stage not in OF_ALL_SAMPLES:
+            return False
+        return pair.a[0].key.rank != pair.b[0].key.rank and pair.a[0].key.rank in self._faced
 
     def _is_asked(self, pair: TensorPair) -> bool:
         if not self._names:

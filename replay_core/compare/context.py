@@ -97,6 +97,33 @@ def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
         return False
 
 
+def are_places(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
+    """Whether one run alone has positions, and they are where its tokens stand in their sequences, which is what a
+    model counts that is given none.
+    """
+    ref = pair.one[1]
+    if (pair.a is not None and pair.b is not None) or naming.meaning(pair.name).kind != "positions":
+        return False
+    together = micro_pair.together
+    held = together.held.get(id(ref)) if together is not None else None
+    parts = held.parts if held is not None else (ref,)
+    ranks = held.ranks if held is not None else ()
+    cut = next((of for axis, of in together.cuts if axis == 1), None) if together is not None else None
+    try:
+        for number, part in enumerate(parts):
+            if part.rows is not None or not part.shape or not part.dtype.startswith(("int", "uint")):
+                return False
+            stretches = ((0, part.shape[-1]),)
+            if cut is not None and together is not None and held is not None:
+                stretches = cut[together.ranks.index(ranks[number])]  # type: ignore[assignment]
+            places = np.concatenate([np.arange(at, at + long) for at, long in stretches])
+            if places.size != part.shape[-1] or not (pages.array(part) == places).all():
+                return False
+    except DumpError:
+        return False
+    return True
+
+
 def is_attentions_weights(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
     """Whether one run alone has attention's weights [sample, head, query, key], which one implementation returns beside
     its output (eager) and another does not make (flash, sdpa), and both have the output itself.

@@ -15,13 +15,9 @@ from replay_core.compare.pairing.ranks import Together, Which
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
-#: Gradients whose factors are asked for one cause, at least; and how far those of one rank may be from each other: of
-#: themselves, and of what those of two ranks are.
-_FEWEST, _ALIKE, _OF_APART = 3, 0.01, 0.1
-#: How far factors that are one may be from each other, of themselves.
-_ONE = 1e-3
-#: What part of the squares of all of them may be of gradients that have none: what rounding left of a key's bias.
-_REST = 1e-6
+#: A weight is far off where it is by so many times what any other is, of so many at least; and how near factors of
+#: several ranks are that are one.
+_FAR, _FEWEST_WEIGHTS, _ONE_FACTOR = 8.0, 4, 0.02
 
 
 class Found(Struct):
@@ -82,7 +78,7 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
     for one in together:
         if one.astray is not None:
             fault = Fault(one.astray.kind, one.astray.ranks, one.astray.sentence)
-            by_kind.setdefault((fault.kind, fault.ranks), Found(fault, "input_ids", one.step, 0))
+            by_kind.setdefault((fault.kind, fault.ranks), Found(fault, one.astray.name, one.step, 0))
     alone: list[tuple[TensorVerdict, Fault]] = []
     for row in rows:
         if row.ranks is None or row.ranks.fault is None:
@@ -98,15 +94,12 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         if known.step == row.key.step:
             known.tensors += 1
     by_kind |= _of_single_ranks(alone)
-    factors = _factors(rows)
-    if (clipped := _clipped(factors)) is not None:
-        by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
-    if not by_kind and (scaled := _scaled(factors, found.ranks)) is not None:
-        by_kind[scaled.fault.kind, scaled.fault.ranks] = scaled
-    apart = clipping.scaled(rows, found.ranks)
-    began_at = apart[1].key.step if apart is not None else None
-    if apart is not None and not any(one.step is None or one.step <= (began_at or 0) for one in by_kind.values()):
-        by_kind[apart[0].kind, apart[0].ranks] = Found(apart[0], apart[1].name, apart[1].key.step, apart[2])
+    for scaled in clipping.scaled(rows, found.ranks):
+        step = scaled.first.key.step
+        if scaled.is_of_ranks or not any(one.step is None or one.step <= (step or 0) for one in by_kind.values()):
+            fault = scaled.fault
+            by_kind[fault.kind, fault.ranks] = Found(fault, scaled.first.name, step, scaled.tensors)
+            break
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
     kept = [
         one for one, step in zip(by_kind.values(), steps, strict=True)
@@ -115,7 +108,7 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         # Nor is what a later step computes a cause: of that step are only the inputs, which no weights make.
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
-    if not kept and (of_one := _of_one_weight(rows)) is not None:
+    if not kept and (of_one := _of_one_weight(rows) or _far_off(rows)) is not None:
         kept = [of_one]
     return sorted(kept, key=lambda one: (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)))
 
@@ -162,6 +155,61 @@ def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
     return Found(fault, off[0].name, first.key.step, len(off))
 
 
+def _far_off(rows: Sequence[TensorVerdict]) -> Found | None:
+    """What one rank has of a weight, or all of it, that is off by far more after a step in which all are off than what
+    the step makes any other off by, and more than its gradient would make it: it was another before the step.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or first.name.startswith(("grad.", "param.")) or not naming.is_module_tensor(first.name):
+        return None
+    own = [row for row in rows if row.key.step == first.key.step]
+    off: dict[tuple[str, int | None], float] = {}
+    for row in own:
+        if row.name.startswith("param.") and row.figures is not None and row.ranks is not None and row.skipped is None:
+            whole = {None: (row.figures.total.d2 / max(row.figures.total.count, 1)) ** 0.5}
+            of_row = {at: rms for at, (rms, _) in row.ranks.off.items()} or whole
+            off |= {(row.name, at): rms for at, rms in of_row.items()}
+    if len({name for name, _ in off}) < _FEWEST_WEIGHTS or not any(off.values()):
+        return None
+    name, _ = max(off, key=lambda at: off[at])
+    most = max(rms for (other, _), rms in off.items() if other == name)
+    ranks = tuple(
+        sorted(at for (other, at), rms in off.items() if other == name and at is not None and _FAR * rms >= most)
+    )  # fmt: skip
+    rest = max(rms for (other, rank), rms in off.items() if other != name or rank not in ranks)
+    if not ranks or not most >= _FAR * rest:
+        return None
+    # An optimizer that moves a weight by its gradient moves one with a large gradient far.
+    moved = {
+        row.name[6:]: row.figures.total.d2**0.5 for row in own
+        if row.figures is not None and row.name.startswith("param.") and row.verdict.diverges
+    }  # fmt: skip
+    pulled = {
+        row.name[5:]: row.figures.total.d2**0.5 for row in own
+        if row.figures is not None and row.name.startswith("grad.") and row.figures.total.d2 > 0
+    }  # fmt: skip
+    ratios = {one: moved[one] / pulled[one] for one in moved if one in pulled}
+    called = name.removeprefix("param.")
+    are_before = not rest and len(pulled) >= _FEWEST_WEIGHTS  # recorded before the step, which moves all of these
+    if not are_before and (
+        len(ratios) < _FEWEST_WEIGHTS or called not in ratios
+        or not ratios[called] >= _FAR * max(ratio for one, ratio in ratios.items() if one != called)
+    ):  # fmt: skip
+        return None
+    row = next(row for row in own if row.name == name and row.ranks is not None and row.ranks.off)
+    assert row.ranks is not None
+    factors = [row.ranks.off[rank][1] for rank in ranks]
+    near = "" if max(factors) - min(factors) > _ONE_FACTOR else f", about {factors[0]:.2g} times the other run's"
+    others = f"the step leaves all others off by {rest:.2g} at most" if rest else "all others are the other run's"
+    fault = Fault(
+        "weight alone", ranks,
+        f"{called} on {whose(ranks)} is another than the other run's{near}, off by {most:.2g} an element where "
+        f"{others} in step {first.key.step}: it was another before the step (a stale or wrong shard, or loaded from "
+        "elsewhere), and what parts was made with it",
+    )  # fmt: skip
+    return Found(fault, name, first.key.step, 1)
+
+
 def _gradients_off(rows: Sequence[TensorVerdict], step: int | None) -> set[str]:
     """Weights whose gradients of a step are off: recorded after it, they are too, by that."""
     return {
@@ -189,79 +237,6 @@ def _of_single_ranks(rows: Sequence[tuple[TensorVerdict, Fault]]) -> dict[tuple[
         merged = Fault(kind, ranks, fault.sentence + more, fault.factor)
         found[kind, ranks] = Found(merged, first.name, step, len(own))
     return found
-
-
-class _Factors(Struct, frozen=True):
-    """By what factors the gradients of a step's weights are off on each rank, of which one is at least."""
-
-    first: TensorVerdict
-    by_rank: dict[int, list[float]]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self.by_rank))
-
-    def middle(self, rank: int) -> float:
-        return sorted(self.by_rank[rank])[len(self.by_rank[rank]) // 2]
-
-
-def _factors(rows: Sequence[TensorVerdict]) -> _Factors | None:
-    """None where a gradient of the first step that is off is off by something else: norms are then off by that."""
-    by_rank: dict[int, list[float]] = {}
-    first, size_2, left_2 = None, 0.0, 0.0
-    for row in rows:
-        is_of_a_weight = row.name.startswith("grad.") and not naming.is_module_tensor(row.name)
-        if row.ranks is None or not row.ranks.parted or not is_of_a_weight:
-            continue
-        if first is not None and row.key.step != first.key.step:
-            break
-        first = first or row
-        of_row = row.figures.total.a2 if row.figures is not None else 0.0
-        size_2 += of_row
-        left_2 += 0.0 if row.ranks.factors.keys() >= set(row.ranks.parted) else of_row
-        for rank, factor in row.ranks.factors.items():
-            by_rank.setdefault(rank, []).append(factor)
-    if first is None or len(by_rank) < 2 or min(map(len, by_rank.values())) < _FEWEST or left_2 > _REST * size_2:
-        return None
-    return _Factors(first, by_rank)
-
-
-def _clipped(found: _Factors | None) -> Found | None:
-    """Gradients that each rank has times a factor of its own, one for all of its tensors."""
-    if found is None:
-        return None
-    middle = {rank: found.middle(rank) for rank in found.ranks}
-    apart = max(middle.values()) - min(middle.values())
-    if not apart or any(
-        abs(factor - middle[rank]) > min(_ALIKE * abs(middle[rank]), _OF_APART * apart)
-        for rank, factors in found.by_rank.items() for factor in factors
-    ):  # fmt: skip
-        return None
-    ranks = found.ranks
-    said = ", ".join(f"{middle[rank]:.4g} on rank {rank}" for rank in ranks)
-    sentence = (
-        f"the gradients of {whose(ranks)} are each scaled by a factor of the rank's own, the same for all of its "
-        f"tensors ({said}): "
-        "as if each clipped by the norm of what it holds, not of all ranks together"
-    )
-    fault = Fault("clipped apart", ranks, sentence)
-    return Found(fault, found.first.name, found.first.key.step, len(found.by_rank[ranks[0]]))
-
-
-def _scaled(found: _Factors | None, every: tuple[int, ...]) -> Found | None:
-    """Gradients that all ranks have times one factor, the same for all tensors."""
-    if found is None or found.ranks != every:
-        return None
-    factors = [factor for own in found.by_rank.values() for factor in own]
-    middle = sorted(factors)[len(factors) // 2]
-    if middle <= 0 or any(abs(one - middle) > _ONE * middle for one in factors):
-        return None
-    sentence = (
-        f"the gradients of {whose(every)} are all scaled by one factor ({middle:.4g}), the same for all tensors of all "
-        "ranks: as if clipped by another norm than the other run's, or of a loss that is as many times its"
-    )
-    fault = Fault("scaled", every, sentence, middle)
-    return Found(fault, found.first.name, found.first.key.step, len(found.by_rank[every[0]]))
 
 
 def sentence(found: Parallel) -> str | None:

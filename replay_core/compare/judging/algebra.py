@@ -9,7 +9,7 @@ diverges makes the inner products of all that is held; every explanation is arit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct, field
@@ -40,6 +40,8 @@ _EACH = 16
 _CANCELS = 1e3
 #: Fewer elements add up, and have zeros at the same places, by chance.
 _FEWEST = 8
+#: How far one product of halves may be from that of float32, of its norm.
+_OF_HALVES = {"bfloat16": 2e-2, "float16": 2.5e-3}
 #: Shares of zeros between which a pattern of them is one that was drawn.
 _DRAWN = (0.02, 0.98)
 
@@ -63,6 +65,8 @@ class Ranked(Struct):
     summands: tuple[int, ...] = ()
     #: What their sum is divided by.
     times: int = 1
+    #: Of a weight: by rank, by how much an element is off, and the factor that is nearest (`off_by_rank`).
+    off: dict[int, tuple[float, float]] = field(default_factory=dict)
     #: Why it is no value of its own, where what it says is compared elsewhere.
     restates: str | None = None
 
@@ -107,6 +111,67 @@ def is_rounded(whole: TensorRef, held: HeldByRanks) -> bool:
     return made.shape == whole.shape and is_near(whole, made)
 
 
+def rounded_on_some(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Whether some ranks' float32 values are all ones of a half precision, and near the other run's, which are not, as
+    those of other ranks are not.
+    """
+    refs = (whole, *held.parts)
+    if any(ref.dtype != "float32" or not ref.is_readable or not _FEWEST <= ref.numel <= 1 << 24 for ref in refs):
+        return None
+    there = pages.array(whole)
+    blocks = [
+        there if held.axis is None else pages.array(_block(whole, held.axis, own)) for own in held.stretches
+    ] or [there] * len(held.ranks)  # fmt: skip
+    parts = [pages.array(ref) for ref in held.parts]
+    if any(own.shape != block.shape for own, block in zip(parts, blocks, strict=True)):
+        return None
+    for dtype, is_short in (("bfloat16", _is_bfloat16), ("float16", _is_float16)):
+        those = [number for number, own in enumerate(parts) if is_short(own)]
+        ranks = tuple(held.ranks[number] for number in those)
+        if not ranks or len(ranks) == len(held.ranks) or any(map(is_short, blocks)):
+            continue
+        off = [np.linalg.norm(parts[number].astype(np.float64) - blocks[number]) for number in those]
+        if any(one > _OF_HALVES[dtype] * np.linalg.norm(blocks[at]) for one, at in zip(off, those, strict=True)):
+            return None
+        return Fault(
+            "rounded", ranks,
+            f"{what} is float32 and on {whose(ranks)} every value is one of {dtype}, which those of other ranks and of "
+            f"the other run are not: it is computed in {dtype} there (half precision)",
+        )  # fmt: skip
+    return None
+
+
+def off_by_rank(whole: TensorRef, held: HeldByRanks) -> dict[int, tuple[float, float]]:
+    """Of a weight that is off: by how much an element of what each rank has is, and by what factor that is nearest to
+    the other run's. Of one that every rank has whole alike (gathered shards), of the rows that would be each rank's.
+    """
+    if not all(ref.is_readable and ref.numel <= 1 << 24 for ref in (whole, *held.parts)) or not whole.shape:
+        return {}
+    there, parts = pages.array(whole).astype(np.float64), [pages.array(ref).astype(np.float64) for ref in held.parts]
+    if held.axis is not None:
+        blocks = [pages.array(_block(whole, held.axis, own)).astype(np.float64) for own in held.stretches]
+    elif are_alike(held.parts):
+        rows = -(-len(there) // len(parts))
+        blocks, parts = ([of[at * rows : (at + 1) * rows] for at in range(len(parts))] for of in (there, parts[0]))
+    else:
+        blocks = [there] * len(parts)
+    found = {}
+    for rank, own, block in zip(held.ranks, parts, blocks, strict=True):
+        if own.shape == block.shape and own.size and block.any() and np.isfinite(own).all():
+            rms = float(np.linalg.norm(own - block)) / own.size**0.5
+            found[rank] = rms, float((own * block).sum() / np.square(block).sum())
+    return found
+
+
+def _is_bfloat16(values: NDArray[Any]) -> bool:
+    return not (np.ascontiguousarray(values).view(np.uint32) & 0xFFFF).any()
+
+
+def _is_float16(values: NDArray[Any]) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((values.astype(np.float16).astype(np.float32) == values).all()) and not _is_bfloat16(values)
+
+
 def are_alike(refs: Sequence[TensorRef]) -> bool:
     """Whether ranks hold one value of a tensor, but for noise."""
     products = products_of(refs)
@@ -118,6 +183,15 @@ def is_near(whole: TensorRef, made: TensorRef) -> bool:
     """Whether what was made of ranks' values is the whole, but for noise."""
     products = products_of([whole, made])
     return all(products.finite) and products.norm({0: -1, 1: 1}) <= NEAR * products.norm({0: 1})
+
+
+def is_nearer(whole: TensorRef, made: TensorRef, than: TensorRef) -> bool:
+    """Whether what was made of ranks' values of two bytes is the whole but for noise, which it is not as it was."""
+    if not {whole.dtype, made.dtype} & {"bfloat16", "float16"} or not whole.shape == made.shape == than.shape:
+        return False
+    products = products_of([whole, made, than])
+    off, before = products.norm({0: -1, 1: 1}), products.norm({0: -1, 2: 1})
+    return all(products.finite) and off <= _LEFT * min(before, products.norm({0: 1}))
 
 
 def _called(name: str) -> str:

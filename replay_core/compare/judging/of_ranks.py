@@ -17,6 +17,7 @@ from replay_core import naming, pages
 from replay_core.compare.judging import (
     algebra,
     attention_again,
+    attention_made,
     attention_otherwise,
     contributions,
     key_order,
@@ -46,7 +47,7 @@ from replay_core.compare.pairing.ranks import (
     standing_for,
 )
 from replay_core.errors import DumpError
-from replay_core.records import Inline, TensorRef
+from replay_core.records import Inline, Parts, TensorRef
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -229,6 +230,8 @@ class OfRanks:
                 self._asked(row, self._explain_first_sum, held, micro_pair)
                 self._asked(row, self._explain_made_of, held, micro_pair)
                 self._asked(row, self._explain_first, held)
+                if row.verdict is Verdict.DIFF and row.key.step in self._forward_off:
+                    row.ranks.off = algebra.off_by_rank(whole, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
             return
@@ -255,19 +258,28 @@ class OfRanks:
             laid, sizes = of_groups
             self._sections[pattern] = self._sections[_fused(row.name, inner[0])] = sizes
             return laid, whole
-        there = laid_of(whole, held.axis)
-        cut = held if held.is_cut else there
+        # Samples may be dealt to ranks whose other run has slices of the features of each.
+        source = whole.source if isinstance(whole.source, Parts) else None
+        is_across = source is not None and held.is_cut and len(whole.shape) == len(source.parts[0].shape) > 2 and (
+            source.axis == len(whole.shape) - 1 != held.axis
+        )  # fmt: skip
+        is_cut = held.is_cut and not is_across
+        there = laid_of(whole, None if is_across else held.axis)
+        cut = held if is_cut else there
         if cut is None:
             return None
         module = _fused(row.name, cut)
         known = self._sections.get(pattern) or self._sections.get(module)
         for sizes in (known,) if known is not None else sections(cut):
-            again = in_sections(held, sizes) if held.is_cut else held
+            again = in_sections(held, sizes) if is_cut else held
             other = in_sections(there, sizes) if there is not None else None
             if again is None or (there is not None and other is None):
                 continue
             made = whole if other is None else standing_for(other).with_(name=whole.name, canonical=whole.canonical)
-            if known is not None or algebra.is_near(made, standing_for(again)):
+            own, in_turn = standing_for(again), whole if other is not None else standing_for(held)
+            if known is not None or algebra.is_near(made, own) or (
+                algebra.is_nearer(made, own, in_turn) if other is None else algebra.is_nearer(own, made, in_turn)
+            ):  # fmt: skip
                 self._sections[pattern] = self._sections[module] = sizes
                 return again, made
         return None
@@ -324,6 +336,8 @@ class OfRanks:
                 f"{what} is float32 and on {whose(held.ranks)} every value is one "
                 "of bfloat16, which the other run's are not: it was reduced or kept in bfloat16 (half precision)",
             )  # fmt: skip
+        if kind == "activation" and (fault is None or fault.kind == "apart"):
+            fault = algebra.rounded_on_some(row.name, whole, held) or fault
         place = row.place[:2]
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, place) or fault
@@ -1043,11 +1057,7 @@ class OfRanks:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
-        if (
-            row.name.endswith(attention_otherwise.INTO)
-            and not row.verdict.diverges
-            and not row.name.startswith("grad.")
-        ):
+        if row.name.endswith(attention_made.INTO) and not row.verdict.diverges and not row.name.startswith("grad."):
             self._into_attention[place] = [*self._into_attention[place][1 - _KEPT :], held]
         if held.is_cut and naming.is_module_tensor(row.name) and not row.verdict.diverges:
             self._slices[place] = [*self._slices[place][1 - _KEPT :], held]

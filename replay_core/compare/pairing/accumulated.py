@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
+from replay_core.compare.pairing.micro_batch_pair import CUT_OTHERWISE, MicroBatchPair, Side
 from replay_core.compare.pairing.own_rows import Sides, in_rows_of_one_width
 from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Which, ids_of, named, same_values
 from replay_core.errors import DumpError
 from replay_core.records import Parts, Record, RecordKey, TensorRef, Unreadable
 
-#: Why a row has no verdict.
-_NOT_LAID = "said of each micro-batch, and the two runs cut the batch otherwise"
 _RUNS: tuple[Which, Which] = ("a", "b")
 
 Place = tuple[str, str]
@@ -115,8 +113,13 @@ def _most(sides: Sides) -> int:
 
 
 def _are_rank_by_rank(a: Sides, b: Sides) -> bool:
-    """Whether the ranks of the two are the same numbers, and each has the same tokens in both."""
+    """Whether the ranks of the two are the same numbers, and each has the same tokens in both, which say in which
+    micro-batches its samples are: a later stage of a pipeline, that has none, is no such rank where these are others.
+    """
     if a.keys() != b.keys():
+        return False
+    are_staged = any(ids_of(side) is None for sides in (a, b) for own in sides.values() for side in own.values())
+    if are_staged and any(len(a[rank]) != len(b[rank]) for rank in a):
         return False
     return all(
         {row for micro in a[rank] for row in _rows({0: a[rank]}, micro) or ()}
@@ -274,7 +277,7 @@ def _skip_the_rest(laid: dict[Which, dict[int | None, _Laid]], sides: dict[Which
                 record, ref = recorded[which][rank][place]
                 one.tensors.pop(place, None)
                 one.unread[place] = record, ref.with_(
-                    dtype="none", shape=(), source=Unreadable(_NOT_LAID), rows=None, digest=None, copies=(),
+                    dtype="none", shape=(), source=Unreadable(CUT_OTHERWISE[1]), rows=None, digest=None, copies=(),
                     alignment=None, stated=None,
                 )  # fmt: skip
 

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 #: (step, micro, rank, role)
 Parts = tuple[Any, ...]
 
+#: Why a number of a micro-batch has no verdict where its samples stand in several of the other run, or it was laid
+#: together with others.
+CUT_OTHERWISE = (
+    "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round",
+    "said of each micro-batch, and the two runs cut the batch otherwise",
+)
+
 
 class Side(Struct):
     """One run's part of a computation: the records of one (step, micro, rank, role), their tensors and samples."""

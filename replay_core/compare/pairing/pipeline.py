@@ -17,10 +17,12 @@ from replay_core.errors import DumpError
 from replay_core.records import TensorRef
 from replay_core.regexes import regex
 
-_OF_LAYER = regex(r"^((?:[\w.]{1,200}\.)?(?:layers|layer|h|blocks|block)\.)(\d{1,5})\.")
+OF_LAYER = regex(r"^((?:[\w.]{1,200}\.)?(?:layers|layer|h|blocks|block)\.)(\d{1,5})\.")
 _OUTPUT = regex(r"^(.+)\.output(?:\.0)?$")
 _INPUT = regex(r"^(.+)\.inputs\.\w+$")
 _RETURNED = "forward.output."
+#: What a model returns as one of several that are numbered (its hidden states).
+_NUMBERED = regex(r"^(forward\.output\.(?:[\w.]{1,200}\.)?)(\d{1,5})$")
 
 Place = tuple[str, str]
 
@@ -73,8 +75,77 @@ def handed_over(ranks: Mapping[int, Side], whole: Side) -> HandedOver:
                 elif layers.first > lowest and place not in whole.tensors and _is_given_to_body(place, ref):
                     own, one_before = f"{layers.head}{layers.first}.inputs.0", f"{layers.head}{layers.first - 1}.output"
                     _place(found, (rank, place), ref, ranks[rank], whole, (own, one_before))
-    _leave_out_what_was_passed(found, ranks, whole)
+    numbered = _renumbered(ranks, whole)
+    found.moved |= {at: place for at, place in numbered.items() if at[1] != place}
+    _leave_out_what_was_passed(found, ranks, whole, numbered)
     return found
+
+
+def _renumbered(ranks: Mapping[int, Side], whole: Side) -> dict[tuple[int, Place], Place]:
+    """What stages return as one of several, and where it stands among the one process's: one stage's after the other's,
+    where all together are as many as that has.
+    """
+    found = in_one_numbering(ranks)
+    heads = {(one[1], place[1]) for place in found.values() if (one := _NUMBERED.match(place[0]))}
+    own = {(head, stage): {place[0] for place in found.values() if place[0].startswith(head)} for head, stage in heads}
+    as_many = {
+        (head, stage) for (head, stage), names in own.items()
+        if {int(name.removeprefix(head)) for name in names} == _numbers_after(whole, head, stage)
+    }  # fmt: skip
+    return {
+        at: place for at, place in found.items()
+        if (one := _NUMBERED.match(place[0])) is not None and (one[1], place[1]) in as_many
+    }  # fmt: skip
+
+
+def in_one_numbering(ranks: Mapping[int, Side]) -> dict[tuple[int, Place], Place]:
+    """What stages of a pipeline return as one of several (hidden states), each counting its own from 0, under the
+    number that it has among all of them.
+    """
+    stages = _in_turn(ranks)
+    found: dict[tuple[int, Place], Place] = {}
+    if len(stages) < 2:
+        return found
+    every = {(one[1], at) for side in ranks.values() for name, at in side.tensors if (one := _NUMBERED.match(name))}
+    for head, stage in every:
+        before, of_head = 0, dict[tuple[int, Place], Place]()
+        for members in stages:
+            counts = {frozenset(_numbers_after(ranks[rank], head, stage)) for rank in members}
+            own = next(iter(counts))
+            if len(counts) > 1 or own != set(range(len(own))):
+                break
+            for rank in members:
+                of_head |= {(rank, (f"{head}{one}", stage)): (f"{head}{before + one}", stage) for one in own}
+            before += len(own)
+        else:
+            found |= of_head
+    return found
+
+
+def _numbers_after(side: Side, head: str, stage: str) -> set[int]:
+    return {
+        int(one[2]) for name, at in side.tensors if at == stage and (one := _NUMBERED.match(name)) and one[1] == head
+    }
+
+
+def _in_turn(ranks: Mapping[int, Side]) -> list[list[int]]:
+    """The ranks of each stage, by who was given what another returned; none where some are in no such chain."""
+    given = {
+        rank: [ref for place, (_, ref) in side.tensors.items() if place[1] == "batch_inputs" and is_of_tokens(ref)]
+        for rank, side in ranks.items()
+    }
+    made = {
+        rank: [ref for place, (_, ref) in side.tensors.items() if place[1] == "modules" and is_of_tokens(ref)
+               and place[0].startswith(_RETURNED)]
+        for rank, side in ranks.items()
+    }  # fmt: skip
+    stages = [[rank for rank, refs in given.items() if not refs]]
+    left = [rank for rank, refs in given.items() if refs]
+    while left and stages[-1]:
+        last = [ref for rank in stages[-1] for ref in made[rank]]
+        stages.append([rank for rank in left if any(_is_same(one, ref) for one in given[rank] for ref in last)])
+        left = [rank for rank in left if rank not in stages[-1]]
+    return stages if stages[-1] else []
 
 
 def _stages(ranks: Mapping[int, Side], whole: Side) -> dict[int, _Layers]:
@@ -98,7 +169,7 @@ def _stages(ranks: Mapping[int, Side], whole: Side) -> dict[int, _Layers]:
 def _numbers(side: Side) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for name, stage in side.tensors:
-        if stage == "modules" and (place := _OF_LAYER.match(name)):
+        if stage == "modules" and (place := OF_LAYER.match(name)):
             found.setdefault(place[1], set()).add(int(place[2]))
     return found
 
@@ -106,20 +177,20 @@ def _numbers(side: Side) -> dict[str, set[int]]:
 def _is_returned_by_body(place: Place, ref: TensorRef, side: Side, layers: _Layers) -> bool:
     """Whether the tensor is the output of a module that has the rank's layers in it."""
     module = _OUTPUT.match(ref.name)
-    if module is None or place[1] != "modules" or not _is_of_tokens(ref):
+    if module is None or place[1] != "modules" or not is_of_tokens(ref):
         return False
     inner = next((ref for (name, _), (_, ref) in side.tensors.items() if name.startswith(layers.head)), None)
-    return inner is not None and inner.name.startswith(f"{module[1]}.") and not _OF_LAYER.match(f"{module[1]}.")
+    return inner is not None and inner.name.startswith(f"{module[1]}.") and not OF_LAYER.match(f"{module[1]}.")
 
 
 def _is_given_to_body(place: Place, ref: TensorRef) -> bool:
     name, stage = place
-    if not _is_of_tokens(ref) or _OF_LAYER.match(name):
+    if not is_of_tokens(ref) or OF_LAYER.match(name):
         return False
     return stage == "batch_inputs" or (stage == "modules" and _INPUT.match(name) is not None)
 
 
-def _is_of_tokens(ref: TensorRef) -> bool:
+def is_of_tokens(ref: TensorRef) -> bool:
     return len(ref.shape) > 2 and ref.dtype.startswith(("float", "bfloat"))
 
 
@@ -148,8 +219,13 @@ def _place(
     found.said.append((rank, name, there[0] if there is not None else ""))
 
 
-def _leave_out_what_was_passed(found: HandedOver, ranks: Mapping[int, Side], whole: Side) -> None:
-    """Leave out what one rank returned and another was given, byte for byte, and the one process has not at all."""
+def _leave_out_what_was_passed(
+    found: HandedOver, ranks: Mapping[int, Side], whole: Side, numbered: Mapping[tuple[int, Place], Place]
+) -> None:
+    """Leave out what one rank returned and another was given, byte for byte, and the one process has not at all.
+
+    numbered: what ranks returned that the one process has.
+    """
     given = {
         (rank, place): ref for rank, side in ranks.items() for place, (_, ref) in side.tensors.items()
         if place not in whole.tensors and _is_given_to_body(place, ref)
@@ -159,8 +235,8 @@ def _leave_out_what_was_passed(found: HandedOver, ranks: Mapping[int, Side], who
         return
     returned = {
         (rank, place): ref for rank, side in ranks.items() for place, (_, ref) in side.tensors.items()
-        if place[1] == "modules" and _is_of_tokens(ref) and (rank, place) not in found.left_out
-        and (place[0].startswith(_RETURNED) or _OUTPUT.match(place[0])) and not _OF_LAYER.match(place[0])
+        if place[1] == "modules" and is_of_tokens(ref) and (rank, place) not in {*found.left_out, *numbered}
+        and (place[0].startswith(_RETURNED) or _OUTPUT.match(place[0])) and not OF_LAYER.match(place[0])
     }  # fmt: skip
     for at, ref in given.items():
         by = [other for other, made in returned.items() if other[0] != at[0] and _is_same(made, ref)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ from replay_core.records import FileBytes, Inline, Parts, Problem, Record, Recor
 Which = Literal["a", "b"]
 #: Kinds of which ranks may hold parts: a module's output before its sum, a loss over some of the tokens.
 MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
+#: Elements of what is laid in another turn.
+_MOST = 1 << 26
 #: Stages of what is the same on every replica, whatever its samples.
 OF_ALL_SAMPLES = ("gradient", "param", "optimizer", "training_metrics")
 
@@ -60,6 +63,8 @@ class Astray(Struct, frozen=True):
     kind: str
     ranks: tuple[int, ...]
     sentence: str
+    #: The tensor that shows it.
+    name: str = "input_ids"
 
 
 class Together(Struct):
@@ -110,14 +115,18 @@ class RankGroup:
     def __init__(
         self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side], ids: TensorRef | None = None,
         *, of_one_process: bool = True, alike: Sequence[Sequence[int]] = (),
+        turn: tuple[tuple[Stretch, ...], ...] = (),
     ) -> None:  # fmt: skip
         """ids: the token ids of the one process, where it has none of its own. of_one_process: whether the whole is
         one process's, and not put together of other ranks. alike: the ranks that have the same tokens elsewhere in the
-        step, which says who of those that hold no tokens here are of one group.
+        step, which says who of those that hold no tokens here are of one group. turn: how the ranks of the other run
+        share a sequence, where as many do.
         """
         self.of_one_process = of_one_process
         self._whole_ids = ids if ids is not None else ids_of(whole)
-        self.key, self._many, self._whole, self._ranks = key, many, whole, ranks
+        #: How long a sequence is in the one process, and with the padding that lets the ranks share it evenly.
+        self._padded: tuple[int, int] | None = None
+        self.key, self._many, self._whole, self._ranks, self._turn = key, many, whole, ranks, turn
         #: Of every rank, the token ids it computed with; None where these are not known.
         self._ids = ids_of_stages(list(ranks.values()))
         self._astray: Astray | None = None
@@ -227,6 +236,9 @@ class RankGroup:
         every = [one for one in ids if one is not None]
         if whole is None or len(every) != len(ids):
             return "none"
+        if (padded := _padded(whole, every)) is not None:
+            self._padded = whole.shape[1], padded.shape[1]
+            self._whole_ids = whole = padded
         if all(same_values(one, whole) for one in every):
             return "all"
         self._group(every)
@@ -323,7 +335,7 @@ class RankGroup:
             """How many ranks have a share of such a cut, and how many their own."""
             return sum(any(fits(share, mine) for share in one) for mine in own), sum(map(fits, one, own))
 
-        expected = max(tried, key=fitting)
+        expected = max(tried, key=lambda one: (*fitting(one), one == self._turn))
         places = list(expected)
         wrong = [rank for rank in range(ranks) if not fits(expected[rank], own[rank])]
         if wrong:
@@ -503,7 +515,7 @@ class RankGroup:
                 facing = record, self._whole_ids  # the mask lies as the ids do that it is of
             by_ranks = {rank: ref for rank, (_, ref) in by_rank.items()}
             try:
-                held = self._as_stated(by_ranks, facing and facing[1]) or self._held(
+                held = self._as_stated(by_ranks, facing and facing[1]) or self._laid(
                     by_ranks, facing and facing[1], stage
                 )
             except DumpError as error:
@@ -511,7 +523,9 @@ class RankGroup:
                 held = self._held(by_ranks, facing and facing[1], stage)
             for rank, kept in zip(held.ranks, held.parts, strict=True):
                 ref = by_ranks[rank]
-                if held.axis is not None and facing is not None and 0 < kept.shape[held.axis] < ref.shape[held.axis]:
+                if held.axis is None or facing is None or self._are_of_tokens(held.axis, facing[1]):
+                    continue
+                if 0 < kept.shape[held.axis] < ref.shape[held.axis]:
                     past = ref.shape[held.axis] - kept.shape[held.axis], facing[1].shape[held.axis], rank
                     together.padded.setdefault(past, []).append(name)
             ref = standing_for(held)
@@ -610,6 +624,10 @@ class RankGroup:
             return self._of_groups(refs, whole) or alike
         (axis,) = axes
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
+        if self._padded is not None and total == self._padded[0] and stage not in OF_ALL_SAMPLES:
+            total = self._padded[1]
+            if set(lengths) == {total}:
+                return alike
         for cut in self._cuts_of(refs):
             # Heads may stand before the tokens, and tokens before samples; what is of all samples has no axis of them.
             if stage in OF_ALL_SAMPLES and (axis != cut[0] or _is_of_a_weight(whole.name)):
@@ -628,6 +646,13 @@ class RankGroup:
                 if lengths == [sum(long for _, long in mine) for mine in flat]:
                     either = (HeldByRanks(ranks, parts, axis, one) for one in (flat, by_token))
                     return min(either, key=lambda held: _apart(held, whole))
+        if self.shares == "all" and stage not in OF_ALL_SAMPLES and self._are_of_tokens(axis, whole):
+            long = sum(lengths)
+            if len(set(lengths)) == 1 and total < long < total + lengths[0]:
+                # Sequence parallelism, of tokens whose padding was taken off.
+                ends = [min(at * lengths[0], total) for at in range(len(lengths) + 1)]
+                own = tuple(((at, end - at),) for at, end in pairwise(ends))
+                return _held_along(ranks, parts, axis, own)
         tried = [*self._within_groups(refs, lengths, total, whole.name)]
         if (in_turn := _one_after_the_other(lengths, total)) is not None:
             tried.append(in_turn)
@@ -639,6 +664,35 @@ class RankGroup:
         # Copies are equal, so that of two ways to number them the ranks' own values tell which it is; where none are,
         # what is nearer to the other run's.
         return max(laid, key=lambda held: (_equal_copies(held), -_apart(held, whole)))
+
+    def _laid(self, refs: dict[int, TensorRef], whole: TensorRef | None, stage: str) -> HeldByRanks:
+        """What each rank has of a tensor, by its shape; and what is of all tokens though a rank computes some (keys
+        gathered from the ranks of context parallelism) as it stands, or as the tokens follow each other where it stands
+        in the turn of the ranks: whichever is nearer to the other run's, by far.
+        """
+        held = self._held(refs, whole, stage)
+        cut = next((one for one in self._cuts_of(refs) if one[0] == 1), None)
+        if cut is None or whole is None or whole.is_text or len(cut[1]) != len(refs) or stage in OF_ALL_SAMPLES:
+            return held
+        turn = tuple(stretch for own in dict.fromkeys(cut[1]) for stretch in own)
+        total, in_order = sum(long for _, long in turn), sorted(turn)
+        if turn == tuple(in_order) or any(at != sum(long for start, long in turn if start < at) for at, _ in in_order):
+            return held
+        for axis in range(min(3, len(whole.shape))):
+            every = (whole, *refs.values())
+            if all(len(ref.shape) == len(whole.shape) and ref.shape[axis] == total for ref in every) and all(
+                ref.rows is None and ref.is_readable and ref.numel <= _MOST for ref in every
+            ):
+                laid = {rank: standing_for(HeldByRanks((rank,), (ref,), axis, (turn,))) for rank, ref in refs.items()}
+                again = self._held(laid, whole, stage)
+                if _off(again, whole) < 0.25 * _off(held, whole):
+                    return again
+        return held
+
+    def _are_of_tokens(self, axis: int, whole: TensorRef) -> bool:
+        """Whether an axis of what one process has is that of a sequence's tokens."""
+        ids = self._whole_ids.shape if self._whole_ids is not None else ()
+        return axis < 2 < len(whole.shape) and len(ids) == 2 and whole.shape[axis] == ids[1] != whole.shape[1 - axis]
 
     def _cuts_of(self, refs: dict[int, TensorRef]) -> Iterator[tuple[int, tuple[tuple[Stretch, ...], ...]]]:
         """The axes of samples and tokens that are cut, with the stretches of those ranks that have a tensor."""
@@ -699,6 +753,16 @@ class RankGroup:
             tuple(place for place, _ in ordered),
         )  # fmt: skip
         return held if standing_for(held).shape == whole.shape else None
+
+
+def _off(held: HeldByRanks, whole: TensorRef) -> float:
+    """How far what ranks hold is from where it stands, squared; infinite where it is of no such shape."""
+    if held.is_cut:
+        return _apart(held, whole)
+    if any(ref.shape != whole.shape for ref in held.parts):
+        return float("inf")
+    values = pages.array(whole).astype(np.float64)
+    return float(sum(np.square(pages.array(ref).astype(np.float64) - values).sum() for ref in held.parts))
 
 
 def _is_of_a_weight(name: str) -> bool:
@@ -1003,6 +1067,34 @@ def turns(ranks: int, length: int) -> list[tuple[tuple[Stretch, ...], ...]]:
         in_order,
         tuple(((rank * chunk, chunk), ((2 * ranks - 1 - rank) * chunk, chunk)) for rank in range(ranks)),
     ]
+
+
+def _padded(whole: TensorRef, ids: Sequence[TensorRef]) -> TensorRef | None:
+    """The one process's token ids with the padding that ranks have besides, all of one number, so that they share a
+    sequence evenly; None where none is needed, or what they have is no padding.
+    """
+    shapes = {one.shape for one in ids}
+    if len(whole.shape) != 2 or len(shapes) != 1 or len(ids[0].shape) != 2 or ids[0].shape[0] != whole.shape[0]:
+        return None
+    length, (samples, own) = ids[0].shape[1], whole.shape
+    if not length or not own % length or not all(ref.is_readable for ref in (whole, *ids)):
+        return None
+    different: list[TensorRef] = []
+    for one in ids:
+        if not any(same_values(one, other) for other in different):
+            different.append(one)
+    long = length * len(different)
+    if not 0 < long - own < max(2, length):
+        return None
+    ids_BS, given = _numbers(whole), [_numbers(one) for one in different]
+    for number in sorted({int(one[0, -1]) for one in given}):
+        made_BS = np.concatenate([ids_BS, np.full((samples, long - own), number)], 1)
+        if any(
+            all(np.array_equal(_taken(made_BS, share_), mine) for share_, mine in zip(turn, given, strict=True))
+            for turn in turns(len(given), length)
+        ):
+            return whole.with_(dtype="int64", shape=made_BS.shape, source=Inline(made_BS.tobytes()), digest=None)
+    return None
 
 
 def _numbers(ids: TensorRef) -> np.ndarray[Any, Any]:

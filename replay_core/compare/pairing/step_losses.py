@@ -57,37 +57,46 @@ class _OfStep(Struct, frozen=True):
     said: str
 
 
-def of_steps(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
+def of_steps(micro_pairs: list[MicroBatchPair]) -> tuple[list[MicroBatchPair], set[Any]]:
     """Of the pairs of a step, all loaded: their losses as one of the step, each taken out of its micro-batch; none
-    where both runs cut the step alike, or one does not tell what its losses are of.
+    where both runs cut the step alike, or one does not tell what its losses are of. And the steps and roles where that
+    is so of one run alone: its log-probabilities do not make its losses as the other's make those.
     """
     groups: dict[Any, list[MicroBatchPair]] = defaultdict(list)
     for micro_pair in micro_pairs:
         if micro_pair.key.micro is not None:
             groups[micro_pair.key.step, micro_pair.key.role].append(micro_pair)
-    made = [_of_group(group) for group in groups.values()]
-    return [one for one in made if one is not None]
+    made: list[MicroBatchPair] = []
+    contradicted: set[Any] = set()
+    for at, group in groups.items():
+        found = _of_group(group)
+        if isinstance(found, MicroBatchPair):
+            made.append(found)
+        elif found:
+            contradicted.add(at)
+    return made, contradicted
 
 
-def _of_group(group: list[MicroBatchPair]) -> MicroBatchPair | None:
+def _of_group(group: list[MicroBatchPair]) -> MicroBatchPair | bool:
+    """The losses of a step as one; where there is none, whether those of one run alone tell what they are of."""
     sides = [
         {id(side): side for side in (getattr(one, which) for one in group) if side.records}.values() for which in "ab"
     ]
     places = {place for of_run in sides for side in of_run for place in side.tensors if place[0] == _LOSS}
     if len(places) != 1:
-        return None
+        return False
     (place,) = places
     having = [[side for side in of_run if place in side.tensors] for of_run in sides]
     if not all(having) or not any(_are_several(of_run) for of_run in having):
-        return None
+        return False
     parts = [_parts(of_run, place) for of_run in having]
     if parts[0] is None or parts[1] is None or parts[0].keys() == parts[1].keys():
-        return None
+        return False
     if set().union(*parts[0]) != set().union(*parts[1]):
-        return None
+        return False
     found = [_of_step(list(one.values()), of_run) for one, of_run in zip(parts, having, strict=True) if one is not None]
     if any(one is None for one in found):
-        return None
+        return any(one is not None for one in found)
     key, made = group[0].key, []
     for one, of_run in zip(found, having, strict=True):
         assert one is not None

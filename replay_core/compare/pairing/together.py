@@ -15,6 +15,7 @@ from replay_core import naming, pages
 from replay_core.compare.pairing.accumulated import laid_together
 from replay_core.compare.pairing.dims import Stretch
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
+from replay_core.compare.pairing.pipeline import in_one_numbering
 from replay_core.compare.pairing.ranks import (
     MAY_BE_PARTS,
     OF_ALL_SAMPLES,
@@ -30,7 +31,7 @@ from replay_core.compare.pairing.ranks import (
     standing_for,
     turns,
 )
-from replay_core.compare.pairing.renumbered_ranks import in_one_numbering
+from replay_core.compare.pairing.renumbered_ranks import in_one_numbering as ranks_in_one_numbering
 from replay_core.compare.pairing.whole_shapes import OF_ITS_OWN, WholeShapes
 from replay_core.records import Inline, Record, RecordKey, TensorRef, Unreadable
 
@@ -46,7 +47,7 @@ def put_together(micro_pairs: list[MicroBatchPair], *, as_one: bool = False) -> 
     as_one: also those whose ranks share it alike, and could face each other one by one.
     """
     groups: dict[tuple[Any, ...], list[MicroBatchPair]] = defaultdict(list)
-    for micro_pair in in_one_numbering(laid_together(micro_pairs)):
+    for micro_pair in ranks_in_one_numbering(laid_together(micro_pairs)):
         groups[micro_pair.key.step, micro_pair.key.micro, micro_pair.key.role].append(micro_pair)
     cells: dict[tuple[Any, ...], dict[Which, list[list[int]]]] = defaultdict(dict)
     for group in groups.values():
@@ -119,8 +120,10 @@ def _ranks_of(
         return None
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
+    covered: list[RankGroup] = []
     for ids in _ids_of_all(fewer, ranks):
-        whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike[0], _shapes_of_both(fewer, ranks, ids, alike))
+        shape_of = _shapes_of_both(fewer, ranks, ids, alike)
+        whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike[0], shape_of, is_numbered=True)
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
             continue
@@ -131,7 +134,21 @@ def _ranks_of(
                 f"ranks {named(fewer)} of {one} are put together, and what ranks {named(ranks)} of "
                 f"{many} hold is held against that"
             )
-        return found
+        covered.append(found)
+        if _are_at(found, ranks) is not False:
+            return found
+    # Samples of several ranks may be laid end to end so that the other run's stretches are some of these, too.
+    return covered[0] if covered else None
+
+
+def _are_at(found: RankGroup, ranks: dict[int, Side]) -> bool | None:
+    """Whether the positions that ranks count are those of their stretches of the sequences; None where none are."""
+    cut = next((cut for pair in found.made if pair.together for cut in pair.together.cuts if cut[0] == 1), None)
+    positions = [side.find("position_ids") for side in ranks.values()]
+    if any(one is None for one in positions):
+        return None
+    if cut is not None:
+        return all(_is_at(one, stretches) for one, stretches in zip(positions, cut[1], strict=True))
     return None
 
 
@@ -152,7 +169,10 @@ def _ranks_in_order(group: list[MicroBatchPair]) -> RankGroup | None:
         if not all(side.records for ranks in (own, others) for side in ranks.values()):
             return None
     whole, whole_of = _assembled(key, "a", own, others, ids, alike, WholeShapes(own, others, ids, alike).of)
-    found = RankGroup(key, "b", whole, others, of_one_process=False, alike=alike)
+    cut = next((of for axis, of in whole_of.cuts if axis == 1), ())
+    found = RankGroup(
+        key, "b", whole, others, of_one_process=False, alike=alike, turn=tuple(dict.fromkeys(cut))
+    )  # fmt: skip
     for pair in found.made:
         if pair.together is not None:
             pair.together.whole_of = whole_of
@@ -331,15 +351,19 @@ def _shapes_of_both(
 
 def _assembled(
     key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None,
-    alike: list[list[int]], shape_of: Callable[[tuple[str, str]], tuple[int, ...]],
+    alike: list[list[int]], shape_of: Callable[[tuple[str, str]], tuple[int, ...]], *, is_numbered: bool = False,
 ) -> tuple[Side, Together]:  # fmt: skip
-    """What one process would hold of what these ranks do."""
+    """What one process would hold of what these ranks do. is_numbered: what stages return is numbered as of one."""
     imagined = Side([next(iter(ranks.values())).records[0]])
     imagined.is_loaded = True
-    for place in dict.fromkeys(place for side in ranks.values() for place in side.tensors):
-        record, ref = next(side.tensors[place] for side in ranks.values() if place in side.tensors)
-        whole = ref.with_(shape=shape_of(place), source=Unreadable(""), copies=(), digest=None)
-        imagined.tensors[place] = record, whole
+    numbered = in_one_numbering(ranks) if is_numbered else {}
+    for rank, side in ranks.items():
+        for own, (record, ref) in side.tensors.items():
+            place = numbered.get((rank, own), own)
+            if place not in imagined.tensors:
+                whole = ref.with_(shape=shape_of(own), source=Unreadable(""), copies=(), digest=None)
+                whole = whole if place == own else whole.with_(name=place[0], canonical=place[0])
+                imagined.tensors[place] = record, whole
     group = RankGroup(key, which, imagined, ranks, ids, alike=alike)
     (pair,) = group.made if len(group.made) == 1 else group.made[:1]
     side = pair.a if which == "a" else pair.b

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replay_core.compare.judging import attention_otherwise
+from replay_core.compare.judging import attention_made, attention_otherwise
 from tests.replay_core.compare.ranks.in_memory import alike, as_ref, cut
 from tests.replay_core.compare.ranks.recorded import random
 
@@ -178,5 +178,5 @@ def test_what_is_looked_for_has_an_end(monkeypatch):
     asked = (f"{NAME}.o_proj.output", as_ref(there), alike(here), given, (0,),
              (weight.double().numpy(), 0 * weight[:, 0].double().numpy()))  # fmt: skip
     assert attention_otherwise.otherwise(*asked) is not None
-    monkeypatch.setattr(attention_otherwise, "_SECONDS", -1.0)
+    monkeypatch.setattr(attention_made, "_SECONDS", -1.0)
     assert attention_otherwise.otherwise(*asked) is None

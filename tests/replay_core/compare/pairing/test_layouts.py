@@ -138,13 +138,13 @@ def test_micro_batches_of_ranks_face_the_one_of_the_other_run(case: str, tmp_pat
     a, b = accumulated(tmp_path / "a", 1, WHOLE), accumulated(tmp_path / "b", 2, MICROS[case])
     found = compare_runs(open_run(a), open_run(b))
     assert {row.name: row.reason for row in found.tensors if row.verdict.value not in ("SAME", "CLOSE")} == {}
-    assert {row.name for row in found.tensors} >= {"layers.0.output", "layers.1.output", "temperature"}
+    assert {row.name for row in found.tensors} >= {"layers.0.output", "layers.1.output", "temperature", "loss"}
     row = next(row for row in found.tensors if row.name == "layers.1.output")
     assert [there(side)[1].shape for side in (row.a, row.b)] == [(4, 16, 8)] * 2
-    assert {(row.name, there(row.skipped)[:24]) for row in found.skipped} == {
-        (name, "said of each micro-batch") for name in ("loss", "most")
-    }
-    assert found.agrees is None
+    # A largest value is no way's: a note, for the gradients that follow from all of it agree.
+    assert any("most is not compared" in note and "said of each micro-batch" in note for note in found.notes)
+    assert not found.skipped
+    assert found.agrees
     assert any("are put together" in note for note in found.notes)
 
 

@@ -1,0 +1,427 @@
+"""Attention made again from what went into it, and the one that makes a recorded output: how heads are cut and turned,
+how scores are capped, which keys a token sees.
+
+    y_i  =  sum_j softmax_j(R_i q_i . R_j k_j / sqrt(d)) v_j        over the j that i sees
+
+(Vaswani et al. 2017; R_i turns a head by its position, Su et al. 2021). Who asks what went wrong makes it otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from replay_core import pages
+from replay_core.compare.judging.products import Array
+from replay_core.compare.pairing.ranks import HeldByRanks, standing_for
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+#: CPU seconds in which what makes attention is looked for, of one sample: where it takes longer, nothing known does.
+_SECONDS = 5.0
+#: Names of what goes into attention: as it is turned, before a norm, or all three in one.
+_QUERIES = ("q_norm.output", "q_layernorm.output", "q_proj.output")
+_KEYS = ("k_norm.output", "k_layernorm.output", "k_proj.output")
+_VALUES = ("v_proj.output",)
+_TOGETHER = ("qkv_proj.output", "query_key_value.output", "c_attn.output", "linear_qkv.output")
+INTO = _QUERIES + _KEYS + _VALUES + _TOGETHER
+
+#: How far what is made again may be from the other run's output, of its norm (weights may have been recorded after
+#: their step, which is in both of two that are made again, and not in what these differ by); and of what part no other
+#: cut of heads is asked.
+NEAR, _SURE = 0.05, 0.01
+#: What part of the difference between the runs may be left, of float32 and of halves; and by how many times another
+#: explanation leaves more.
+LEFT, CLEARLY = (0.05, 0.2), 3.0
+#: A simpler pattern of what is hidden is taken where it leaves no more than this times the least, or this of the norm.
+_SIMPLER, _NOTHING = 1.5, 1e-3
+#: Elements of a tensor that is read; tokens and channels that are asked.
+MOST, ROWS, _CHANNELS = 1 << 23, 48, 96
+#: Scores that are made at once, of all heads: of fewer tokens where heads are many.
+_AT_ONCE = 1 << 16
+_MOST_OF_DOCUMENTS = 512
+BASES = (1e4, 5e5, 1e6, 1e5, 1e7)
+_WIDTHS = (256, 192, 128, 96, 80, 64, 48, 40, 32, 24, 16, 12, 8, 6, 4)
+
+
+class CutHeads(Struct, frozen=True):
+    """Queries [S, head, d], keys and values [S, head of keys, d] of one sample; how heads are turned and scores capped;
+    what output channels are made of heads, [channel, head x d].
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+    base: float | None = None
+    in_pairs: bool = False
+    cap: float | None = None
+
+    @property
+    def heads(self) -> slice:
+        """All of them."""
+        return slice(0, int(self.q.shape[1]))
+
+
+class How(Struct, frozen=True):
+    """What each token sees [Q, S], and what is done otherwise.
+
+    at_q, at_k: positions that queries and keys are turned by, None: not turned. times: scores are so many times what
+    they should be. keys: which key and value stands in the place of each; zeros: keys that are 0, no_values: and their
+    values; twice: keys that count twice among all. of_keys: which head of keys each head of queries looks at; order:
+    which head stands in the place of each. chunks: keys whose outputs are made apart and averaged.
+    """
+
+    sees_QS: Bools
+    at_q: Array | None
+    at_k: Array | None
+    base: float | None
+    in_pairs: bool
+    cap: float | None
+    times: float = 1.0
+    keys: Ints | None = None
+    zeros: Ints | None = None
+    no_values: bool = False
+    twice: Ints | None = None
+    of_keys: Ints | None = None
+    order: Ints | None = None
+    chunks: Sequence[Ints] | None = None
+
+
+def channels_of(off_BSO: Array) -> Ints:
+    """Channels that are asked: some of all, and those that are furthest off."""
+    count = off_BSO.shape[2]
+    some = np.linspace(0, count - 1, min(count, _CHANNELS)).astype(np.int64)
+    worst = np.argsort(-np.abs(off_BSO).sum((0, 1)), kind="stable")[: _CHANNELS // 4]
+    return np.unique(np.concatenate([some, worst]))
+
+
+class IntoAttention:
+    """What went into attention, of all ranks, sample by sample."""
+
+    def __init__(
+        self, what: str, held: HeldByRanks, given: Sequence[HeldByRanks], tokens: tuple[int, ...],
+        through: tuple[Array, Array] | None, channels: Ints, hidden: int,
+    ) -> None:  # fmt: skip
+        """tokens: samples, and how many each has. channels: of the output's `hidden`, those that are asked."""
+        self._tokens, self._through, self.channels, self._hidden = tokens, through, channels, hidden
+        around = what.removesuffix(".output").removesuffix(".inputs.0")
+        self._arounds = (around, around.rpartition(".")[0]) if through is None else (around.rpartition(".")[0],)
+        self._given = [one for one in given if one.ranks == held.ranks]
+        self.heads_of: list[list[int]] = []
+        self._q, self._k, self._v, self._all = (self._of(names) for names in (_QUERIES, _KEYS, _VALUES, _TOGETHER))
+
+    @property
+    def are_known(self) -> bool:
+        return self._all is not None or (self._q is not None and self._k is not None and self._v is not None)
+
+    def _of(self, endings: Sequence[str]) -> Array | None:
+        """[B, S, all] or [B, S, head, d]."""
+        for ending in endings:
+            for one in reversed(self._given):
+                named = tuple(f"{around}.{ending}" for around in self._arounds if around)
+                if not f".{one.parts[0].name}".endswith(tuple(f".{name}" for name in named)):
+                    continue
+                laid = standing_for(one)
+                if not laid.is_readable or laid.numel > MOST or laid.shape[0] != self._tokens[0]:
+                    return None
+                values = pages.array(laid).astype(np.float64)
+                if values.ndim == 4 and values.shape[1] != self._tokens[1] and values.shape[2] == self._tokens[1]:
+                    values = values.transpose(0, 2, 1, 3)
+                if values.ndim not in (3, 4) or values.shape[1] != self._tokens[1] or not np.isfinite(values).all():
+                    return None
+                if one.axis in (2, 3) and not self.heads_of:
+                    places = sorted(set(one.stretches))
+                    self.heads_of = [
+                        [rank for rank, own in zip(one.ranks, one.stretches, strict=True) if own == place]
+                        for place in places
+                    ]
+                return np.asarray(values)
+        return None
+
+    def target(self, there_SO: Array, length: int) -> Array:
+        """What the heads of a sample's first tokens come to in the channels that are asked."""
+        own_SO = there_SO[:length] if self._through is None else there_SO[:length] - self._through[1]
+        return np.asarray(own_SO[:, self.channels])
+
+    def cuts(self, sample: int, length: int) -> Iterator[CutHeads]:
+        """Every way in which the heads of a sample's first tokens may be cut."""
+        width_of_all = self._through[0].shape[1] if self._through is not None else self._hidden
+        channels = self.channels
+        if self._through is not None:
+            out = self._through[0][channels]
+        else:
+            out = np.zeros((channels.size, self._hidden))
+            out[np.arange(channels.size), channels] = 1
+
+        def taken(values: Array | None) -> Array | None:
+            return None if values is None else values[sample, :length]
+
+        q, k, v, every = (taken(one) for one in (self._q, self._k, self._v, self._all))
+        for width in _WIDTHS if q is None or q.ndim == 2 else (q.shape[2],):
+            if width_of_all % width:
+                continue
+            for fused in split(every, width_of_all, width) if every is not None else ((None, None, None),):
+                own = [mine if mine is not None else part for mine, part in zip((q, k, v), fused, strict=True)]
+                yield from in_heads([one for one in own if one is not None], width, out)
+
+
+def in_heads(parts: Sequence[Array], width: int, out: Array) -> Iterator[CutHeads]:
+    """Queries, keys and values cut into heads so wide, where they can be."""
+    if len(parts) < 3 or any(one[0].size % width for one in parts):
+        return
+    q, k, v = (one.reshape(len(one), -1, width) for one in parts)
+    if q.shape[1] * width == out.shape[1] and k.shape == v.shape and q.shape[1] % k.shape[1] == 0:
+        yield CutHeads(q, k, v, out)
+
+
+def split(every: Array, hidden: int, width: int) -> Iterator[tuple[Array, Array, Array]]:
+    """Queries, keys and values of what has them one after the other, or group by group (Megatron)."""
+    flat = every.reshape(len(every), -1)
+    rest = (flat.shape[1] - hidden) // 2
+    if rest <= 0 or hidden + 2 * rest != flat.shape[1] or rest % width:
+        return
+    groups = rest // width
+    yield flat[:, :hidden], flat[:, hidden : hidden + rest], flat[:, hidden + rest :]
+    if hidden % rest == 0 and groups > 1:
+        of_groups = flat.reshape(len(flat), groups, -1, width)
+        yield of_groups[:, :, :-2], of_groups[:, :, -2], of_groups[:, :, -1]
+
+
+def straight(every: Array, out: Array) -> Iterator[CutHeads]:
+    """Every way in which the heads may be cut of queries, keys and values one after the other."""
+    for width in _WIDTHS:
+        if out.shape[1] % width == 0 and (parts := next(split(every, out.shape[1], width), None)) is not None:
+            yield from in_heads(parts, width, out)
+
+
+class SeenFrom(Struct, frozen=True):
+    """The first key that each token sees, and words."""
+
+    kind: str
+    starts: Ints
+    words: str
+
+
+def most_rows(cut: CutHeads, length: int) -> int:
+    return min(ROWS, max(8, _AT_ONCE // (int(cut.q.shape[1]) * length)))
+
+
+def asked(rows: Ints, size_S: Array, most: int) -> Ints:
+    """Tokens that are asked: those that are furthest off, and others between."""
+    if rows.size <= most:
+        return rows
+    worst = rows[np.argsort(-size_S[rows], kind="stable")[: most // 2]]
+    return np.unique(np.concatenate([worst, rows[np.linspace(0, rows.size - 1, most // 2).astype(int)]]))
+
+
+def normal(cut: CutHeads, rows: Ints, starts: Ints) -> How:
+    at = np.arange(len(cut.q)).astype(float)
+    keys = np.arange(len(cut.k))
+    sees_QS = (keys <= rows[:, None]) & (keys >= starts[rows][:, None])
+    turned = at if cut.base is not None else None
+    return How(sees_QS, turned, turned, cut.base, cut.in_pairs, cut.cap)
+
+
+def _turned(x_SHD: Array, at: Array | None, base: float | None, *, in_pairs: bool) -> Array:
+    if base is None or at is None:
+        return x_SHD
+    width = x_SHD.shape[2]
+    turn = at[:, None] * base ** (-np.arange(0, width, 2) / width)
+    cos, sin = np.cos(turn)[:, None], np.sin(turn)[:, None]
+    half = width // 2
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if in_pairs else (slice(0, half), slice(half, None))
+    made = np.empty_like(x_SHD)
+    made[..., first] = x_SHD[..., first] * cos - x_SHD[..., second] * sin
+    made[..., second] = x_SHD[..., second] * cos + x_SHD[..., first] * sin
+    return made
+
+
+def scores(cut: CutHeads, rows: Ints, heads: slice, how: How) -> Array:
+    """How much tokens look at each key, [head, Q, S]."""
+    width = cut.q.shape[2]
+    at_q = None if how.at_q is None else how.at_q[rows]
+    q_HQD = _turned(cut.q[rows][:, heads], at_q, how.base, in_pairs=how.in_pairs).transpose(1, 0, 2)
+    k_HDS = _turned(cut.k, how.at_k, how.base, in_pairs=how.in_pairs).transpose(1, 2, 0)[_groups(cut, how)[heads]]
+    scores_HQS = how.times * (q_HQD @ k_HDS) / math.sqrt(width)
+    if how.zeros is not None:
+        scores_HQS[:, :, how.zeros] = 0
+    return np.asarray(scores_HQS if how.cap is None else how.cap * np.tanh(scores_HQS / how.cap))
+
+
+def _groups(cut: CutHeads, how: How) -> Ints:
+    """Which head of keys each head of queries looks at."""
+    if how.of_keys is not None:
+        return how.of_keys
+    return np.repeat(np.arange(cut.k.shape[1]), cut.q.shape[1] // cut.k.shape[1])
+
+
+def _values(cut: CutHeads, heads: slice, how: How) -> Array:
+    v_HSD = cut.v.transpose(1, 0, 2)[_groups(cut, how)[heads]]
+    if how.zeros is not None and how.no_values:
+        v_HSD = v_HSD.copy()
+        v_HSD[:, how.zeros] = 0
+    return np.asarray(v_HSD)
+
+
+def _out(cut: CutHeads, heads: slice, made_HQD: Array) -> Array:
+    """What these heads, [head, Q, d], add to the channels: [Q, channel]."""
+    width = cut.q.shape[2]
+    own = cut.out[:, heads.start * width : heads.stop * width]
+    return np.asarray(made_HQD.transpose(1, 0, 2).reshape(made_HQD.shape[1], -1) @ own.T)
+
+
+def made(cut: CutHeads, rows: Ints, heads: slice, how: How, known_HQS: Array | None = None) -> Array:
+    """What the tokens of these rows get of these heads, [Q, channel]. known_HQS: the scores, where they are known."""
+    scores_HQS = scores(cut, rows, heads, how) if known_HQS is None else known_HQS
+    values_HSD = _values(cut, heads, how)
+    if how.keys is not None:
+        scores_HQS, values_HSD = scores_HQS[:, :, how.keys], values_HSD[:, how.keys]
+    if how.twice is not None:
+        scores_HQS = scores_HQS.copy()
+        scores_HQS[:, :, how.twice] += math.log(2)
+    made_HQD: Array = np.zeros((len(scores_HQS), len(rows), values_HSD.shape[2]))
+    number_Q = np.zeros(len(rows))
+    for chunk in how.chunks or (slice(None),):
+        own_HQS = np.where(how.sees_QS[:, chunk], scores_HQS[:, :, chunk], -np.inf)
+        most_HQ1 = own_HQS.max(2, keepdims=True)
+        own_HQS = np.exp(own_HQS - np.where(np.isfinite(most_HQ1), most_HQ1, 0.0))
+        own_HQS /= np.maximum(own_HQS.sum(2, keepdims=True), 1e-300)
+        made_HQD += own_HQS @ values_HSD[:, chunk]
+        number_Q += how.sees_QS[:, chunk].any(1)
+    made_HQD /= np.maximum(number_Q, 1)[:, None]
+    return _out(cut, heads, made_HQD if how.order is None else made_HQD[how.order])
+
+
+def _by_starts(cut: CutHeads, row: int, heads: slice, scores_HS: Array, how: How) -> Array:
+    """What a token gets that sees the keys from each of those before it on: [first key, channel]."""
+    seen_HS = scores_HS[:, : row + 1]
+    weights_HS = np.exp(seen_HS - seen_HS.max(1, keepdims=True))
+    each_HSD = weights_HS[:, :, None] * _values(cut, heads, how)[:, : row + 1]
+    sums_HSD, sums_HS = (np.flip(np.cumsum(np.flip(one, 1), 1), 1) for one in (each_HSD, weights_HS))
+    return _out(cut, heads, sums_HSD / np.maximum(sums_HS, 1e-300)[:, :, None])
+
+
+def off_by_starts(cut: CutHeads, rows: Ints, heads: slice, how: How, target_QC: Array) -> list[Array]:
+    """Of each token, how far it is from the target where it sees the keys from each on."""
+    scores_HQS = scores(cut, rows, heads, how)
+    return [
+        np.asarray(np.linalg.norm(_by_starts(cut, row, heads, scores_HQS[:, number], how) - target_QC[number], axis=1))
+        for number, row in enumerate(rows.tolist())
+    ]  # fmt: skip
+
+
+def fitted(there_SC: Array, cuts: Iterator[CutHeads]) -> tuple[CutHeads, SeenFrom] | None:
+    """The attention that makes the other run's output of a sample's tokens again, without what is added to it, and the
+    keys that its tokens see.
+    """
+    length, begun = len(there_SC), time.thread_time()
+    rows = np.unique(np.linspace(0, length - 1, min(length, ROWS)).astype(np.int64))
+    few = rows[np.unique(np.linspace(0, len(rows) - 1, 8).astype(int))]
+    all_seen = np.zeros(length, np.int64)
+    there_QC = there_SC[few]
+    size = float(np.linalg.norm(there_QC))
+    best: tuple[float, CutHeads] | None = None
+    for cut in cuts:
+        # The first token sees itself alone, whatever turns it.
+        alone_C = _out(cut, cut.heads, _values(cut, cut.heads, normal(cut, few[:1], all_seen))[:, :1])
+        first_C = there_SC[:1]
+        if np.linalg.norm(alone_C - first_C) > 2 * NEAR * max(float(np.linalg.norm(first_C)), size / len(few) ** 0.5):
+            continue
+        turns: list[tuple[float | None, bool]] = [(None, False)]
+        turns += [(base, in_pairs) for base in BASES for in_pairs in (False, True) if cut.q.shape[2] % 2 == 0]
+        for cap in (None, 50.0, 30.0, 20.0):
+            if best is not None:
+                break
+            for base, in_pairs in turns:
+                if time.thread_time() - begun > _SECONDS:
+                    return None
+                one = replace(cut, base=base, in_pairs=in_pairs, cap=cap)
+                if not _makes_early_tokens(one, few, there_QC):
+                    continue
+                off = off_by_starts(one, few, one.heads, normal(one, few, all_seen), there_QC)
+                left = float(np.linalg.norm([row.min() for row in off]))
+                if left <= NEAR * size and (best is None or left < 0.99 * best[0]):
+                    best = left, one
+        if best is not None and best[0] <= _SURE * size:
+            break
+    if best is None:
+        return None
+    cut = best[1]
+    rows = asked(rows, np.zeros(length), most_rows(cut, length))
+    there_QC = there_SC[rows]
+    size = float(np.linalg.norm(there_QC))
+    found = patterns(rows, off_by_starts(cut, rows, cut.heads, normal(cut, rows, all_seen), there_QC), length, size)
+    return (cut, found[1]) if found is not None and found[0] <= NEAR * size else None
+
+
+def _makes_early_tokens(cut: CutHeads, few: Ints, there_QC: Array) -> bool:
+    """Whether attention may make the second and third of some tokens, whose few keys are asked of at little cost."""
+    early = slice(1, 3)
+    rows, target_QC = few[early], there_QC[early]
+    if not rows.size:
+        return True
+    most = int(rows[-1]) + 1
+    short = replace(cut, q=cut.q[:most], k=cut.k[:most], v=cut.v[:most])
+    off = off_by_starts(short, rows, short.heads, normal(short, rows, np.zeros(most, np.int64)), target_QC)
+    left = float(np.linalg.norm([row.min() for row in off]))
+    return bool(
+        left <= 3 * NEAR * max(float(np.linalg.norm(target_QC)), float(np.linalg.norm(there_QC)) / len(few) ** 0.5)
+    )
+
+
+def patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[float, SeenFrom] | None:
+    """The simplest pattern of first keys that leaves little: none hidden, a window, the first few, documents."""
+    least = float(np.linalg.norm([one.min() for one in off]))
+    line = max(_SIMPLER * least, _NOTHING * size)
+
+    def left(starts: Ints) -> float:
+        return float(np.linalg.norm([one[starts[row]] for row, one in zip(rows.tolist(), off, strict=True)]))
+
+    every = np.arange(length)
+    none = SeenFrom("mask", np.zeros(length, np.int64), "with nothing hidden but later keys")
+    if left(none.starts) <= line:
+        return left(none.starts), none
+    windows = [np.maximum(0, every - width + 1) for width in range(1, length)]
+    firsts = [np.minimum(first, every) for first in range(1, min(length, 9))]
+    for kind, several, words in (
+        ("window", windows, "in a window of {} keys"), ("mask", firsts, "without the first {} keys"),
+    ):  # fmt: skip
+        if several:
+            lefts = [left(starts) for starts in several]
+            number = int(np.argmin(lefts))
+            if lefts[number] <= line:
+                return lefts[number], SeenFrom(kind, several[number], words.format(number + 1))
+    starts = _documents(rows, off, length, line)
+    if starts is not None and left(starts) <= line:
+        begun = ", ".join(map(str, np.unique(starts).tolist()[:6]))
+        return left(starts), SeenFrom("mask", starts, f"in documents that begin at tokens {begun}")
+    return None
+
+
+def _documents(rows: Ints, off: list[Array], length: int, line: float) -> Ints | None:
+    """Where documents begin of which each token sees its own alone: as few as leave little."""
+    if length > _MOST_OF_DOCUMENTS:
+        return None
+    by_row = dict(zip(rows.tolist(), off, strict=True))
+    each = line * line / 64
+    least, before = np.full(length + 1, np.inf), np.zeros(length + 1, np.int64)
+    least[0] = 0
+    for start in range(length):
+        cost = least[start] + each
+        for row in range(start, length):
+            cost += by_row[row][start] ** 2 if row in by_row else 0.0
+            if cost < least[row + 1]:
+                least[row + 1], before[row + 1] = cost, start
+    starts, at = np.zeros(length, np.int64), length
+    while at:
+        starts[before[at] : at] = before[at]
+        at = int(before[at])
+    return starts if len(np.unique(starts)) <= max(2, length // 4) else None
