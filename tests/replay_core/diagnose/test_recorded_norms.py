@@ -8,8 +8,8 @@ import pytest
 
 from replay_core import workbench
 from replay_core.diagnose.signals import Signals
-from replay_core.recorder import Recorder
 from replay_core.dumps.opening import open_run
+from replay_core.recorder import Recorder
 
 STEPS = 24
 
@@ -45,13 +45,16 @@ def test_a_dump_says_of_its_gradients_what_its_log_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_a_critics_norm_is_the_critics(role: str, tmp_path: Path) -> None:
     signals = Signals.of(open_run(recorded(tmp_path / "dump", role=role)))
-    assert signals is not None and len(signals.logs) == 1
-    log = signals.logs[0]
-    assert log.has("grad_norm") == (role == "actor") and log.has("critic_grad_norm") == (role == "critic")
+    assert signals is not None
+    (log,) = signals.logs
+    assert log.has("grad_norm") == (role == "actor")
+    assert log.has("critic_grad_norm") == (role == "critic")
 
 
 def test_a_run_that_logs_its_norm_is_not_contradicted_by_the_recorded_one(tmp_path: Path) -> None:
     signals = Signals.of(open_run(recorded(tmp_path / "dump", logged=True)))
-    assert signals is not None and len(signals.logs) == 1
-    series = signals.logs[0].get("grad_norm")
-    assert series is not None and set(series.values) == {1.0}
+    assert signals is not None
+    (log,) = signals.logs
+    series = log.get("grad_norm")
+    assert series is not None
+    assert set(series.values) == {1.0}

@@ -28,7 +28,7 @@ def test_a_count_of_tokens_is_no_tensor_of_tokens(form: str, name: str, tmp_path
         for record in open_run(path).records
         for ref in record.tensors()
     }
-    assert kinds["loss"] == "loss" and kinds[name] == "metric", kinds
+    assert (kinds["loss"], kinds[name]) == ("loss", "metric"), kinds
 
 
 def test_a_list_in_a_file_of_metrics_keeps_its_meaning() -> None:

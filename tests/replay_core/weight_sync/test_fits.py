@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -74,7 +73,8 @@ def test_values_on_a_float8_grid_are_said_to_be(
         scale = scale.log2().ceil().exp2()
     got = ((sent.float() / scale).to(grid).float() * scale).to(dtype)
     found = fit(held(got), held(sent), None)
-    assert found is not None and found[0] == "quantised", found
+    assert found is not None
+    assert found[0] == "quantised"
     assert str(grid).removeprefix("torch.") in found[1]
 
 
@@ -93,4 +93,5 @@ def test_integer_grids_are_still_found(levels: int, name: str) -> None:
         sent = torch.randn(32, 64).to(dtype)
         scale = scales(sent, "row") / levels
         found = fit(held(((sent.float() / scale).round() * scale).to(dtype)), held(sent), None)
-        assert found is not None and np.char.find(found[1], f"{name} grid") >= 0, found
+        assert found is not None
+        assert f"{name} grid" in found[1]
