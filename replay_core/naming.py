@@ -221,10 +221,18 @@ NOTES = frozenset(
 
 #: What a clock, a meter or a directory says: two runs that compute the same differ in it.
 _CLOCK = regex(
-    r"(?:^|[./_])(?:time|timing|timings|seconds|secs|runtime|duration|elapsed|latency|throughput|timestamp|wall_clock|"
+    r"(?i)(?:^|[./_ -])(?:timing|timings|seconds|secs|runtime|duration|elapsed|latency|throughput|timestamp|"
+    r"wall[_ -]?(?:clock|time)|walltime|uptime|"
     r"tokens?_per_sec(?:ond)?|tok_per_s|tokens_per_gpu_per_sec\w*|samples_per_sec(?:ond)?|steps_per_sec(?:ond)?|tflops|"
-    r"tgs|mfu|eta|memory|mem|max_memory_\w+|\w*memory_(?:used|allocated|reserved)\w*|output_dir|save_path|run_name|hostname)"
-    r"(?:_s|_ms|_gb|_mb|_mib)?(?:[./]|$)"
+    r"tgs|mfu|eta|memory|mem|max_memory_\w+|\w*memory_(?:used|allocated|reserved)\w*|output_dir|save_path|run_name|"
+    r"hostname|(?:ms|s|secs?|seconds|time)[_ -]per[_ -](?:step|iter|iteration|token|sample|batch|it|epoch|update)|"
+    # A rate: tokens/s, tok/s, it/s, samples/sec, tokens/sec/gpu; what is in milliseconds: iter_ms.
+    r"(?:tokens?|toks?|it|iters?|iterations?|samples?|steps?|sequences|seqs|batches|examples|TFLOPs?)[_ ]?/ ?"
+    r"(?:s|sec|secs|second|gpu|device)(?:/(?:s|sec|gpu|device))?|[a-z]+[_-](?:ms|msec|millis))"
+    r"(?:_s|_ms|_gb|_mb|_mib)?(?: ?\((?:m?s|secs?|seconds|TFLOP/s/GPU|[GM]i?B)\))?(?:[./]|$)"
+    # `time` at the end of a word's parts is a clock (step_time, backward-time), before them a limit or a shift is none.
+    r"|(?:^|[./_ -])time(?:_s|_ms|_sec|_secs|_seconds)?(?: ?\(m?s\))?(?:[./]|$)"
+    r"|(?:^|[/ ])time[_ -]per[_ -]\w+|\belapsed time\b|\bthroughput per \w+|(?:^|^metrics\.|/)dt$"
 )
 
 _MODULE = regex(r"\.(inputs|output)(\.|$)")

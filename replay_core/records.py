@@ -408,16 +408,22 @@ class Run:
             and (stage is None or record.key.stage == stage)
             and (role is None or record.key.role == role)
         ]
+        asked_step, asked_parts = step, {"rank": rank, "micro": micro}
         is_whole = step is None or step.is_met(record.key.step for record in self.records)
         for part, wanted in (("rank", rank), ("micro", micro)):
             if wanted is not None:
-                is_whole &= wanted.is_met(getattr(record.key, part) for record in chosen)
+                numbers = {getattr(record.key, part) for record in chosen}
+                is_whole &= wanted.is_met(numbers)
+                if numbers - {None}:
+                    asked_parts[part] = wanted.missing(numbers)
                 chosen = [one for one in chosen if (number := getattr(one.key, part)) is None or wanted.has(number)]
         if chosen and is_whole:
             return chosen
+        if asked_step is not None:
+            asked_step = asked_step.missing(record.key.step for record in self.records)
         asked = [
             f"{label} {value}"
-            for label, value in (("step", step), ("rank", rank), ("micro", micro), ("stage", stage), ("role", role))
+            for label, value in (("step", asked_step), *asked_parts.items(), ("stage", stage), ("role", role))
             if value is not None
         ]
         raise SelectionError(

@@ -52,5 +52,10 @@ class Selection:
             return True
         return self.numbers <= known if self.numbers is not None else any(map(self.has, known))
 
+    def missing(self, numbers: Iterable[int | None]) -> Selection:
+        """What of it is not among these: of several numbers those that are not, else itself."""
+        left = (self.numbers or frozenset()) - set(numbers)
+        return Selection.parse(",".join(map(str, sorted(left)))) if left else self
+
     def __str__(self) -> str:
         return self.text

@@ -197,6 +197,12 @@ def setting(value: object) -> str:
     return "—" if value is None else str(value)
 
 
+def not_finite(stats: Mapping[str, Any]) -> str:
+    """How many elements are NaN, and the infinities that the least and the greatest leave out: `0 +3 inf`."""
+    infinite = [f"{sign}{stats[name]:,} inf" for name, sign in (("pos_inf", "+"), ("neg_inf", "-")) if stats.get(name)]
+    return " ".join([number(stats["nan"]), *infinite]) if "nan" in stats else ""
+
+
 def place(index: Mapping[str, Any] | None) -> str:
     """`sample 1 position 0`, or the raw index where a tensor has no tokens."""
     index = index or {}

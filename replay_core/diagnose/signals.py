@@ -27,6 +27,12 @@ from replay_core.records import Inline, Record, Run, Selection, TensorRef
 
 #: Records that hold scalars of a step. The others hold tensors, and are the batch rules' to read.
 STAGES = frozenset({"training_metrics", "loss", "optimizer"})
+#: A recorded gradient's own norm stands beside the gradient: told where the run logs none.
+_NORMS = "gradient"
+#: Who trains: a rollout's or a reference's own numbers are none of the update's.
+_TRAINED = ("actor", "critic", None)
+#: What a critic's own numbers are called: beside those of the policy they are no numbers of the policy.
+_OF_CRITIC = {"grad_norm": "critic/grad_norm", "clipped_grad_norm": "critic/grad_norm_clipped"}
 #: Of a run of ten thousand files a few stand for all: every point has its own path.
 _SHOWN_PATHS = 4
 #: The notes of runs whose steps were counted, not read.
@@ -311,13 +317,16 @@ class Signals:
         """
         by_file: dict[str, RunLog] = {}
         for record in run.records if step is None else run.select(step=step):
-            if record.key.stage in STAGES:
-                file = str(record.path)
+            is_norm = record.key.stage == _NORMS and record.key.role in _TRAINED
+            if record.key.stage in STAGES or is_norm:
+                file = _NORMS if is_norm else str(record.path)
                 log = by_file.setdefault(
-                    file, RunLog([file], not _COUNTED.isdisjoint(run.notes), algorithm=Algorithm(stated_by(run)))
+                    file,
+                    RunLog([str(record.path)], not _COUNTED.isdisjoint(run.notes), algorithm=Algorithm(stated_by(run))),
                 )
                 _take(log, record)
                 record.release()  # a log of a million values is kept as numbers, not as fields
+        norms = by_file.pop(_NORMS, None)
         logs: list[RunLog] = []
         for log in by_file.values():
             log.leave_out_untold()
@@ -328,7 +337,22 @@ class Signals:
                 logs.append(log)
             else:
                 home.join(log)
+        if norms is not None and len(logs) <= 1:
+            _beside(logs, norms)
         return cls(logs) if logs else None
+
+
+def _beside(logs: list[RunLog], norms: RunLog) -> None:
+    """Give a run the signals of its gradients that it does not log itself: a rank's own norm, or that of another
+    moment of the step, would contradict those.
+    """
+    norms._points = {key: points for key, points in norms._points.items() if not any(log.has(key[0]) for log in logs)}
+    if not norms._points:
+        return
+    if logs:
+        logs[0].join(norms)
+    else:
+        logs.append(norms)
 
 
 def _take(log: RunLog, record: Record) -> None:
@@ -346,7 +370,8 @@ def _take(log: RunLog, record: Record) -> None:
             if value is not None:
                 # Of preference pairs it is another figure: KTO's estimate over a batch, cut off at 0.
                 is_kto = pairs and ref.name.removeprefix("metrics.") == "kl"
-                log.add("pair_kl" if is_kto else ref.name, _point(record, ref, value), trl)
+                name = _OF_CRITIC.get(ref.name, ref.name) if record.key.role == "critic" else ref.name
+                log.add("pair_kl" if is_kto else name, _point(record, ref, value), trl)
 
 
 def _point(record: Record, ref: TensorRef, value: float) -> Point:

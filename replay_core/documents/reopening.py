@@ -59,7 +59,13 @@ def read_document(path: Path) -> Document:
             text = data.decode()
             del data  # of a large one there is no room for both
         except UnicodeDecodeError:
-            raise DumpError("the document is not UTF-8", file=str(path)) from None
+            raise DumpError(
+                "the document is not UTF-8",
+                file=str(path),
+                expected="a JSON document or a page that rldbg wrote",
+                found="other bytes",
+                hint="rldbg show FILE reads a file of tensors",
+            ) from None
         try:
             document = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:

@@ -337,7 +337,7 @@ def several(keys: Sequence[RecordKey], path: Path) -> Iterator[list[TensorRef] |
             continue
         fields = flatten(merged)
         for ref in fields:
-            ref.canonical, ref.line = metric_name(ref.name), lines.get(ref.name, line)
+            ref.canonical, ref.line = metric_name(ref.name, is_scalar=ref.shape == ()), lines.get(ref.name, line)
         yield Fields(fields, problems) if problems else fields
 
 

@@ -25,15 +25,23 @@ def words(**by_alignment: str) -> Words:
     return table
 
 
+#: What is a tensor wherever it is recorded.
+_NEVER_SCALAR = ("ids", "mask", "positions", "layout", "logprob")
+
+
 @lru_cache(maxsize=1 << 13)  # a log says the same names at every step
-def metric_name(field: str, own: tuple[tuple[str, str], ...] = ()) -> str:
-    """The canonical name of a scalar that a trainer logs: of a known meaning, a note, or under `metrics.`.
+def metric_name(field: str, own: tuple[tuple[str, str], ...] = (), *, is_scalar: bool = True) -> str:
+    """The canonical name of what a trainer logs: of a known meaning, a note, or under `metrics.`. A logged number is
+    none of a batch's tensors, whatever it is called: `tokens=12,288` counts tokens.
 
     Args:
         own: the logger's own words, in the place of the notes.
+        is_scalar: false of a list of numbers that a file of metrics holds.
     """
     table = dict(own)
     known = naming.canonical(field, table or None)
+    if is_scalar and naming.meaning(known).kind in _NEVER_SCALAR:
+        return f"metrics.{field}"
     return known if known in naming.MEANINGS or field in (table or naming.NOTES) else f"metrics.{field}"
 
 

@@ -291,8 +291,19 @@ def _load(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         plain = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise RequestError(f"the configuration cannot be read: {said}", file=str(path)) from None
+        said = (
+            error.strerror
+            if isinstance(error, OSError)
+            else "it is no text"
+            if isinstance(error, UnicodeDecodeError)
+            else str(error).splitlines()[0]
+        )
+        raise RequestError(
+            f"the configuration cannot be read: {said}",
+            file=str(path),
+            expected="a critic's configuration as YAML",
+            hint="rldbg parity --recorded A B holds dumps of values against each other",
+        ) from None
     if not isinstance(plain, Mapping):
         raise RequestError("the configuration is no mapping", file=str(path), found=type(plain).__name__)
     if "${" in text:

@@ -68,5 +68,5 @@ def _note(band: Band, found: float | None, over_all: float | None) -> str:
     if found < band.low:
         return _BELOW
     if found > band.high:
-        return _ARTEFACT if over_all is not None and over_all <= band.high else _ABOVE
+        return _ARTEFACT if over_all is not None and band.low <= over_all <= band.high else _ABOVE
     return _AS_EXPECTED

@@ -19,9 +19,16 @@ Wide = NDArray[np.float64]
 
 #: Levels of a symmetric integer grid: int8, int4.
 _LEVELS = {"int8": 127, "int4": 7}
-_FP8 = ("float8_e4m3fn", "float8_e5m2")
+#: The largest number of a dtype.
+_FP8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 #: Columns that share a scale where it is neither the row's nor the tensor's (DeepSeek's blocks, GPTQ's groups).
 _GROUPS = (128, 64, 32)
+#: A square of so many rows and columns shares a scale in DeepSeek's weights.
+_SQUARE = 128
+#: How far a scale may be off what it is computed to be here: float32, a division and a product.
+_OF_SCALE = 2.0**-20
+#: How unlikely it has to be that numbers of no grid lie on one (the logarithm).
+_BY_CHANCE = float(np.log(1e-6))
 
 
 def fit(got: Values, sent: Values, before: Values | None) -> Found | None:
@@ -98,25 +105,55 @@ def _factor(y: Wide, x: Wide, dtype: str) -> Found | None:
 
 
 def _grid(y: Wide, x: Wide, dtype: str) -> Found | None:
-    """Values of a low-precision grid: each within half a step of what was sent."""
+    """Values of a low-precision grid: each within half a step of what was sent, and each one of the grid's own."""
     if y.ndim == 0 or not x.any():
         return None
-    slack = dtypes.EPS[dtypes.family(dtype)]
+    slack = dtypes.EPS[dtypes.family(dtype)] + _OF_SCALE
     for name, levels in _LEVELS.items():
         for scope, scale in _scales(x):
-            step = scale / levels
-            off = np.abs(y / np.where(step > 0, step, 1) - np.rint(y / np.where(step > 0, step, 1)))
-            size = np.abs(y / np.where(step > 0, step, 1))
-            if (np.abs(y - x) <= step * 0.5 + slack * np.abs(x) + 1e-30).all() and (off <= slack * size + 1e-3).all():
+            step = np.where(scale > 0, scale / levels, 1)
+            near = np.abs(y - x) <= step * 0.5 + slack * np.abs(x) + 1e-30
+            if near.all() and _lies_on(np.abs(y) / step, np.ones(y.shape), slack):
                 return "quantised", f"the values on an {name} grid, a scale per {scope}"
-    for name in _FP8:
-        top = float(448.0 if name == "float8_e4m3fn" else 57344.0)
-        eps = dtypes.EPS["float8"] if name == "float8_e5m2" else 2.0**-3
-        for scope, scale in _scales(x):
-            ratio = np.where(scale > 0, scale / top, 1)
-            if (np.abs(y - x) <= np.maximum(np.abs(x) * eps / 2, ratio * 2.0**-9) + slack * np.abs(x)).all():
-                return "quantised", f"the values on a grid of {name}, a scale per {scope}"
+    for name, top in _FP8.items():
+        for scope, scale in _fp8_scales(x, top):
+            size = np.abs(y) / scale
+            step = _fp8_step(size * (1 + slack), name)  # a power of two may be stored a rounding below it
+            # What is larger than the largest becomes the largest.
+            near = (np.abs(y - x) <= step * scale * 0.5 + slack * np.abs(x)) | (np.abs(x) > top * scale)
+            if near.all() and (size <= top * (1 + slack)).all() and _lies_on(size, step, slack):
+                return "quantised", f"the values on a grid of {name}, {scope}"
     return None
+
+
+def _lies_on(size: Wide, step: Wide, slack: float) -> bool:
+    """Whether numbers are whole steps, up to the rounding of their dtype, and would not be by chance: a number of no
+    grid is with the share of a step that the rounding takes. Where that is all of it (bfloat16 on 127 levels, near
+    the largest) numbers tell nothing, and those that lie on one level tell it once.
+    """
+    level = np.rint(size / step) * step
+    allowed = slack * size + 1e-6 * step
+    if not (np.abs(size - level) <= allowed).all():
+        return False
+    at = np.unique(level, return_index=True)[1]
+    return float(np.log(np.minimum(2.0 * allowed.ravel()[at] / step.ravel()[at], 1.0)).sum()) <= _BY_CHANCE
+
+
+def _fp8_step(size: Wide, name: str) -> Wide:
+    """What lies between a number of such a size and the next."""
+    known = dtypes.DTYPES[name]
+    return np.exp2(np.floor(np.log2(np.maximum(size, known.smallest_normal or 0.0)))) * (known.eps or 0.0)
+
+
+def _fp8_scales(x: Wide, top: float) -> list[tuple[str, Wide]]:
+    """How large the grid's 1 is: the largest value is the dtype's own, or lies below it by less than a power of two
+    (MX formats, DeepSeek); of a plain cast it is 1.
+    """
+    found = []
+    for scope, scale in _scales(x):
+        exact = np.where(scale > 0, scale / top, 1.0)
+        found += [(f"a scale per {scope}", exact), (f"a scale per {scope}", np.exp2(np.ceil(np.log2(exact))))]
+    return [*found, ("no scale", np.ones(x.shape))]
 
 
 def _scales(x: Wide) -> list[tuple[str, Wide]]:
@@ -129,4 +166,9 @@ def _scales(x: Wide) -> list[tuple[str, Wide]]:
             if x.shape[1] % width == 0 and x.shape[1] > width:
                 grouped = size.reshape(len(x), -1, width).max(axis=2)
                 found.append((f"{width} columns", np.repeat(grouped, width, axis=1)))
+        if max(x.shape) > _SQUARE:
+            starts = [np.arange(0, length, _SQUARE) for length in x.shape]
+            largest = np.maximum.reduceat(np.maximum.reduceat(size, starts[0], axis=0), starts[1], axis=1)
+            whole = np.repeat(np.repeat(largest, _SQUARE, axis=0), _SQUARE, axis=1)[: x.shape[0], : x.shape[1]]
+            found.append((f"{_SQUARE} x {_SQUARE} block", whole))
     return found

@@ -86,14 +86,34 @@ def test_gradients_and_modules_have_their_kinds():
 
 @pytest.mark.parametrize(
     "name", ["metrics.step_time", "metrics.timing_s/gen", "perf/throughput", "metrics.train_samples_per_second",
-             "metrics.perf/max_memory_allocated_gb", "metrics.perf/mfu"],
+             "metrics.perf/max_memory_allocated_gb", "metrics.perf/mfu", "elapsed time per iteration (ms)",
+             "throughput per GPU (TFLOP/s/GPU)", "perf/time_per_step", "metrics.tokens/s", "tok/s", "it/s", "iter_ms",
+             "metrics.dt", "dt", "ms_per_step", "sec_per_step", "backward-time", "time_per_iteration", "uptime"],
 )  # fmt: skip
 def test_clocks_and_meters_are_notes(name: str) -> None:
     assert naming.meaning(name).kind == "note"
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.reward", "metrics.num_tokens", "metrics.kl", "time_steps_BT", "layers.0.memory.output"]
+    "name",
+    [
+        "metrics.reward",
+        "metrics.num_tokens",
+        "metrics.kl",
+        "time_steps_BT",
+        "layers.0.memory.output",
+        "metrics.time_limit",
+        "dt_rank",
+        "layers.0.mixer.dt_bias",
+        "layers.0.mixer.dt",
+        "sometime",
+        "metrics.timeout",
+        "rewards/time_penalty",
+        "kl_per_step",
+        "timesteps",
+        "time_mix_k",
+        "bits/s",
+    ],
 )
 def test_what_is_computed_is_no_note(name: str) -> None:
     assert naming.meaning(name).kind != "note"

@@ -111,3 +111,14 @@ def test_a_problem_is_found_by_the_record_it_is_about(tmp_path: Path):
     assert marks(run) == {1: [0], 2: [1, 2]}
     about = [[problem for problem in run.problems if problem.is_about(record)] for record in run.records]
     assert about == [[], [of_file], [of_line, of_place], [], []]
+
+
+def test_an_error_names_the_numbers_that_are_missing() -> None:
+    record = Record(RecordKey(step=1, micro=0), "native", Path("/x"), lambda key, path: [])
+    run = Run(Path("/x"), "native", [record])
+    with pytest.raises(SelectionError) as refused:
+        run.select(step=Selection.parse("1,9"))
+    assert refused.value.found == "step 9"
+    with pytest.raises(SelectionError) as refused:
+        run.select(step=Selection.parse("1"), micro=Selection.parse("0,4,5"))
+    assert refused.value.found == "step 1 micro 4,5"

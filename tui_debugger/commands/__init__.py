@@ -67,7 +67,7 @@ class DumpPath(click.Path):
 
 
 class _SelectionType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
-    name = "3|0,2|0:4|all"
+    name = "3|0,2|0:4|all|none"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Selection:
         from replay_core.records import Selection  # what every command imports, the screen pays before its first paint
@@ -78,13 +78,15 @@ class _SelectionType(click.ParamType):  # type: ignore[type-arg]  # generic only
 def selectors(command: Decorated) -> Decorated:
     """--step --rank --micro."""
     for name, what in (("micro", "micro-batch"), ("rank", "rank")):
-        command = click.option(f"--{name}", type=_SelectionType(), help=f"Which {what}: 3, 0,2, 0:4 or all.")(command)
+        command = click.option(f"--{name}", type=_SelectionType(), help=f"Which {what}: 3, 0,2, 0:4, all or none.")(
+            command
+        )
     return step_selector(command)
 
 
 def step_selector(command: Decorated) -> Decorated:
     """--step."""
-    return click.option("--step", type=_SelectionType(), help="Which training step: 3, 0,2, 0:4 or all.")(command)
+    return click.option("--step", type=_SelectionType(), help="Which training step: 3, 0,2, 0:4, all or none.")(command)
 
 
 def _free_place(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:

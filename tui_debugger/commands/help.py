@@ -53,7 +53,8 @@ def _files() -> str:
 
 
 _SELECTION = """\
---step, --rank and --micro take a number (3), several (0,2), a span without its end (0:4) or all.
+--step, --rank and --micro take a number (3), several (0,2), a span without its end (0:4), all, or none: what has no
+number. What belongs to a whole step has no micro-batch (its gradients, its metrics) and goes with any --micro.
 --stage and --role name a dump point and a model where several match; `rldbg ls DUMP` lists what is there."""
 
 #: Topic -> its first line, and its text.

@@ -29,7 +29,8 @@ def record_report(doc: RecordDocument) -> str:
                 field["dtype"],
                 _shape(field),
                 " ".join(part for part in (field["alignment"], field["pad"] and f"pad {field['pad']}") if part),
-                *(words.number(stats[name]) if name in stats else "" for name in ("min", "max", "mean", "nan")),
+                *(words.number(stats[name]) if name in stats else "" for name in ("min", "max", "mean")),
+                words.not_finite(stats),
                 value,
             ]
         )

@@ -238,13 +238,16 @@ def _tokens_of_samples(rows: Rowwise, counted: PairFigures) -> None:
 
 
 def _worst_sample(rows: Rowwise, counted: PairFigures) -> tuple[int, float] | None:
-    """(sample, mean exp|d|) of the sample furthest off, among those with enough tokens to have a mean."""
+    """(sample, mean exp|d|) of the sample furthest off, among those with enough tokens to have a mean; None of none."""
     samples = rows.samples()
     if samples is None or samples.size != counted.rows.exp_abs.size or not samples.size:
         return None
     tokens = np.bincount(samples) * counted.rows.width
     mean = np.bincount(samples, counted.rows.exp_abs) / np.maximum(tokens, 1)
-    mean[tokens < limits.SAMPLE_TOKENS] = 0.0
+    asked = tokens >= limits.SAMPLE_TOKENS
+    if not asked.any():
+        return None
+    mean[~asked] = -np.inf
     worst = int(mean.argmax())
     return worst, float(mean[worst])
 

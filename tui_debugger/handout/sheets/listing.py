@@ -57,12 +57,12 @@ def record_sheet(doc: RecordDocument) -> Handout:
     rows, tones = [], list[Tone]()
     for field in doc["fields"]:
         stats: Mapping[str, Any] = field["stats"] or {}
-        told = [words.number(stats[name]) if name in stats else "" for name in ("min", "max", "mean", "nan")]
+        told = [words.number(stats[name]) if name in stats else "" for name in ("min", "max", "mean")]
         value = field["problem"] or ("" if field["value"] is None else short(field["value"], 200))
         shape = words.shape(field["shape"])
         called = field["canonical"] if field["canonical"] != field["name"] else ""
-        rows.append([field["name"], called or "", field["dtype"], shape, *told, value])
-        tones.append("bad" if field["problem"] or stats.get("nan") else "")
+        rows.append([field["name"], called or "", field["dtype"], shape, *told, words.not_finite(stats), value])
+        tones.append("bad" if field["problem"] or any(map(stats.get, ("nan", "pos_inf", "neg_inf"))) else "")
     head = ["field", "is", "dtype", "shape", "min", "max", "mean", "nan", "value"]
     table = Grid(head, rows[:200], tones[:200], frozenset({4, 5, 6, 7}), max(0, len(rows) - 200))
     sentence = f"{key_words(doc['key'])}: {words.plural(len(rows), 'field')}"
