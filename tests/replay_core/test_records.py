@@ -114,7 +114,7 @@ def test_a_problem_is_found_by_the_record_it_is_about(tmp_path: Path):
 
 
 def test_an_error_names_the_numbers_that_are_missing() -> None:
-    record = Record(RecordKey(step=1, micro=0), "native", Path("/x"), lambda key, path: [])
+    record = Record(RecordKey(1, 0, 0, "forward_data"), Path("/x"), lambda: [])
     run = Run(Path("/x"), "native", [record])
     with pytest.raises(SelectionError) as refused:
         run.select(step=Selection.parse("1,9"))
