@@ -29,6 +29,7 @@ from replay_core.compare.context import (
 )
 from replay_core.compare.divergence import NO_PLACES, Origin, Places, order_of, places_of
 from replay_core.compare.judging.algebra import Ranked
+from replay_core.compare.judging.as_its_loss import is_as_its_loss
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.kept_figures import KeptFigures, is_worth_keeping, part_of
 from replay_core.compare.judging.measuring import LookAhead, Measured, same_numbers
@@ -333,6 +334,9 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
         row.a, row.b = pair.a, pair.b
     if row.verdict is Verdict.SHAPE:
         look_at_the_overlap(row, micro_pair)
+    if is_as_its_loss(row, micro_pair):
+        row.verdict, row.ranks, row.context = Verdict.CLOSE, None, None  # no tolerance is asked
+        row.reason = f"b's times {micro_pair.averaged:.4g} for the ranks, as the loss that it is of"
     name_samples(row, ordered, micro_pair)
     note_correlation(row, micro_pair)
     return row
@@ -523,6 +527,9 @@ class _Work:
             for micro_pair in micro_pairs:
                 micro_pair.b.tensors = self._renames.applied(micro_pair.b.tensors, names_of_a)
         again, alone = by_samples(micro_pairs)
+        averaged = {(one.key.step, one.key.role): one.averaged for one in of_steps if one.averaged != 1.0}
+        for micro_pair in again:
+            micro_pair.averaged = averaged.get((micro_pair.key.step, micro_pair.key.role), 1.0)
         self._count(again)
         again += of_steps
         entries: list[Entry] = []

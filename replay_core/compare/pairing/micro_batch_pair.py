@@ -228,6 +228,7 @@ class MicroBatchPair(Struct):
     alone: the tensors, by id, that have no counterpart on the other side; None until they were paired.
     rerouted: what routers sent elsewhere, in order of computation.
     together: what the ranks of one side hold, where they face one process.
+    averaged: what b's gradients of a micro-batch's own values are to be multiplied by, for the ranks, as its loss is.
     """
 
     key: RecordKey
@@ -238,6 +239,7 @@ class MicroBatchPair(Struct):
     alone: set[int] | None = None
     rerouted: list[Rerouted] = field(default_factory=list)
     together: Together | None = None
+    averaged: float = 1.0
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property

@@ -53,8 +53,11 @@ class _Part(Struct, frozen=True):
 
 
 class _OfStep(Struct, frozen=True):
+    """times: by how many ranks the losses were divided."""
+
     value: float
     said: str
+    times: int = 1
 
 
 def of_steps(micro_pairs: list[MicroBatchPair]) -> tuple[list[MicroBatchPair], set[Any]]:
@@ -105,7 +108,8 @@ def _of_group(group: list[MicroBatchPair]) -> MicroBatchPair | bool:
         for side in of_run:
             side.tensors = {name: held for name, held in side.tensors.items() if name != place}
     pair = MicroBatchPair(RecordKey(key.step, None, key.rank, key.role), made[0], made[1])
-    said = [one.said for one in found if one is not None]
+    said, times = [one.said for one in found if one is not None], [one.times for one in found if one is not None]
+    pair.averaged = times[0] / times[1]
     pair.notes.append(
         f"{pair.where}: the two cut the batch otherwise, and {_LOSS} is compared as one of the step: {said[0]} in a, "
         f"{said[1]} in b, as each run's own log-probabilities tell"
@@ -210,7 +214,7 @@ def _of_step(parts: list[_Part], sides: list[Side]) -> _OfStep | None:
         if all(one.divides_by(every / times) for one in parts):
             made = f"the sum of {len(parts)} parts of the mean over {every} tokens"
             more = f", divided by {times} ranks" if times > 1 else ""
-            return _OfStep(sum(one.loss for one in parts) / times, made + more)
+            return _OfStep(sum(one.loss for one in parts) / times, made + more, times)
     return None
 
 

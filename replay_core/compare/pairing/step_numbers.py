@@ -22,7 +22,7 @@ from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Astray, Together, 
 from replay_core.errors import DumpError
 from replay_core.records import Inline, Record, RecordKey, TensorRef
 
-_MASKS = ("response_mask", "loss_mask")
+_LOSS, _MASKS = "loss", ("response_mask", "loss_mask")
 #: What the numbers of copies of one micro-batch may differ by; and what two runs' may come to, of what they are and
 #: beside it (a loss is a sum that cancels).
 _COPIES, _ALIKE, _FLOOR = 1e-5, 1e-3, 1e-6
@@ -61,7 +61,7 @@ def of_steps(micro_pairs: list[MicroBatchPair], alone: set[Any]) -> list[MicroBa
         if not all(sides) or _are_cut_alike(sides):
             continue
         for place in _places(sides):
-            if not (at in alone and place[0] == "loss"):
+            if not (at in alone and place[0] == _LOSS):
                 made += _of_place(group[0].key, place, sides, are_trained=len(trained[at]) == 2)
     return made
 
@@ -208,7 +208,9 @@ def _one_by_one(
     for factor in in_turn:
         if np.linalg.norm(b * factor - a) <= _ALIKE * np.linalg.norm(a):
             more = "" if factor == 1 else f", b's times {factor:.4g} for the ranks"
-            return _pair(key, held, (a, b * factor), f"compared by the samples that each is of{more}")
+            pair = _pair(key, held, (a, b * factor), f"compared by the samples that each is of{more}")
+            pair.averaged = factor if held[0][1].name == _LOSS else 1.0
+            return pair
     for factor in in_turn:
         astray = _scaled(held[0][1].name, a, b * factor, turn)
         if astray is not None:

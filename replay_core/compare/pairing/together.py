@@ -259,7 +259,9 @@ def _by_rank(sides: list[Side]) -> dict[int, Side] | None:
 
 
 def _are_alike(ranked: dict[Which, dict[int, Side]]) -> bool:
-    """Whether rank faces rank: they are the same numbers, and what both have of one name is of one shape."""
+    """Whether rank faces rank: they are the same numbers, what both have of one name is of one shape, and no name that
+    one of them lacks is on another rank there, as where stages of a pipeline are cut otherwise.
+    """
     if len(ranked) < 2:
         return True
     one, other = ranked["a"], ranked["b"]
@@ -269,7 +271,12 @@ def _are_alike(ranked: dict[Which, dict[int, Side]]) -> bool:
         theirs = other[rank].tensors
         if any(key in theirs and theirs[key][1].shape != ref.shape for key, (_, ref) in side.tensors.items()):
             return False
-    return True
+    places: list[dict[Any, set[int]]] = [defaultdict(set), defaultdict(set)]
+    for of_run, sides in zip(places, (one, other), strict=True):
+        for rank, side in sides.items():
+            for key in side.tensors:
+                of_run[key].add(rank)
+    return not any(own.isdisjoint(places[1][key]) for key, own in places[0].items() if key in places[1])
 
 
 def _ids_of_all(fewer: dict[int, Side], ranks: dict[int, Side]) -> Iterator[TensorRef | None]:

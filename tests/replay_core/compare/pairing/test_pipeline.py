@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from replay_core.compare import Comparison
+from replay_core.compare import Comparison, compare_runs
+from replay_core.dumps import open_run
 from tests.builders import there
-from tests.replay_core.compare.ranks.recorded import compared, random
+from tests.replay_core.compare.ranks.recorded import compared, random, write
 
 IDS = torch.randint(2, 99, (4, 16), generator=torch.Generator().manual_seed(3))
 FIRST, BETWEEN, LAST, LOGITS = (random(4, 16, width) for width in (8, 8, 8, 96))
@@ -74,3 +75,21 @@ def test_what_one_stage_returned_and_the_next_was_given_is_nothing_that_one_proc
     missing = {name for name, verdict in verdicts(found).items() if verdict == "MISSING"}
     assert missing == ({"hidden", "forward.output.hidden"} if off else set())
     assert any("has nothing that it could be compared with" in note for note in found.notes) == (not off)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, "SAME"), (1.5, "DIFF")])
+def test_stages_that_are_cut_otherwise_are_held_against_each_other_layer_by_layer(
+    factor: float, expected: str, tmp_path: Path
+) -> None:
+    layers = [random(4, 16, 8, seed=seed) for seed in range(4)]
+
+    def cut(first: int, *, times: float = 1.0) -> list[dict[str, Any]]:
+        outputs = [{f"model__layers__{layer}__output": values} for layer, values in enumerate(layers)]
+        outputs[2] = {"model__layers__2__output": layers[2] * times}
+        return [given(**{k: v for one in part for k, v in one.items()}) for part in (outputs[:first], outputs[first:])]
+
+    a, b = write(tmp_path / "a", *cut(2)), write(tmp_path / "b", *cut(3, times=factor))
+    found = verdicts(compare_runs(open_run(a), open_run(b)))
+    assert len(found) >= 4
+    assert "MISSING" not in found.values()
+    assert found["layers.2.output"] == expected

@@ -163,3 +163,29 @@ def test_other_numbers_are_put_together_too(tmp_path: Path) -> None:
     assert result.agrees, result.skipped
     assert {"aux_loss", "valid_tokens", "temperature"} <= {row.name for row in result.tensors}
     assert any("aux_loss is compared as one of the step" in note and "weighted" in note for note in result.notes)
+
+
+AT_LOGITS = torch.randn(8, 12, 5, generator=torch.Generator().manual_seed(4)) * MASK[..., None]
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(2.0, "CLOSE"), (4.0, "DIFF")])
+def test_what_a_loss_leaves_at_the_logits_is_larger_for_the_ranks_as_the_loss_is(
+    times: float, verdict: str, tmp_path: Path
+) -> None:
+    def with_logits(folder: Path, cut: Sequence[Sequence[Sequence[int]]], of_loss: float, at_logits: float) -> Path:
+        for rank, micros in enumerate(cut):
+            with Recorder(folder) as recorder, recorder.step(0, rank=rank) as record:
+                for micro, rows in enumerate(map(list, micros)):
+                    record("forward_data", {"input_ids": IDS[rows], "response_mask": MASK[rows]}, micro=micro)
+                    record("loss", {"loss": EACH[rows].sum() / MASK.sum() * of_loss}, micro=micro)
+                    record("loss_gradient", {"grad.logits": AT_LOGITS[rows] * at_logits}, micro=micro)
+                record("gradient", {"grad.layers.0.mlp.up_proj.weight": GRADIENT.reshape(4, 4)}, micro=None)
+        return folder
+
+    a = with_logits(tmp_path / "a", CUTS["four"], 1.0, 1.0)
+    result = compared(a, with_logits(tmp_path / "b", CUTS["two ranks"], 2.0, times))
+    rows = [row for row in result.tensors if row.name == "grad.logits"]
+    assert {row.verdict.value for row in rows} == {verdict}
+    if verdict == "CLOSE":
+        assert "b's times 0.5 for the ranks, as the loss that it is of" in rows[0].reason
+        assert result.agrees
