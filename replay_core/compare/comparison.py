@@ -537,6 +537,8 @@ class _Work:
         only_layout: Counter[str] = Counter()
         places = places_of(again)
         self._experts = ExpertsOfRanks(again)
+        for micro_pair in again:
+            micro_pair.shared_experts = self._experts.shared_layers(micro_pair)
         self._faced = {
             one.key.rank
             for one in again

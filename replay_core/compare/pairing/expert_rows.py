@@ -41,6 +41,16 @@ class ExpertsOfRanks:
                         place = (which, one.key.step, one.key.micro, one.key.role, stage, layer, rest)
                         self._by_expert.setdefault(place, {}).setdefault(number, {})[one.key.rank] = ref
 
+    def shared_layers(self, micro_pair: MicroBatchPair) -> frozenset[str]:
+        """Layers whose experts lie on several ranks of a run, of which each pair of ranks sees its own alone."""
+        key = micro_pair.key
+        return frozenset(
+            str(place[5]) for place, by_number in self._by_expert.items()
+            if place[1:4] == (key.step, key.micro, key.role)
+            and len({rank for having in by_number.values() for rank in having}) > 1
+            and all(len(having) == 1 for having in by_number.values())
+        )  # fmt: skip
+
     def are_elsewhere(self, pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
         """Whether the run that lacks an expert's tensor has it on another rank, and every expert of the layer on one
         rank alone (expert parallelism), where the other run has it on several: rows are of other ranks' tokens then,
@@ -127,6 +137,15 @@ def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
         said = f"{whose}, all experts together {int(a.sum())} in both: tokens were sent to other experts"
         moved = int(np.abs(a - b).sum()) // 2
         return Missent(said, None, None, ranks, _noise(moved, int(a.sum()), layer, micro_pair))
+    if together is None and layer in micro_pair.shared_experts:
+        routers = _routers(micro_pair, layer)
+        if routers and not all(same_values(one, other) for one, other in routers):
+            return None
+        said = (
+            f"{whose}, this rank's experts together {int(a.sum())} and {int(b.sum())}: tokens were sent to other ranks' "
+            "experts, or lost on the way"
+        )
+        return Missent(said, None, None, ranks)
     which = "b" if apart > 0 else "a"
     said = (
         f"{whose}, all experts together {int(a.sum())} and {int(b.sum())}, of the same tokens: {abs(apart)} of them "

@@ -229,6 +229,7 @@ class MicroBatchPair(Struct):
     rerouted: what routers sent elsewhere, in order of computation.
     together: what the ranks of one side hold, where they face one process.
     averaged: what b's gradients of a micro-batch's own values are to be multiplied by, for the ranks, as its loss is.
+    shared_experts: layers whose experts lie on several ranks, of which this pair has one's.
     """
 
     key: RecordKey
@@ -240,6 +241,7 @@ class MicroBatchPair(Struct):
     rerouted: list[Rerouted] = field(default_factory=list)
     together: Together | None = None
     averaged: float = 1.0
+    shared_experts: frozenset[str] = frozenset()
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from replay_core.compare import Comparison
+from replay_core.compare import Comparison, compare_runs
+from replay_core.dumps import open_run
 from tests.builders import there
-from tests.replay_core.compare.ranks.recorded import Step, compared, random
+from tests.replay_core.compare.ranks.recorded import Step, compared, random, write
 
 IDS = torch.randint(1, 99, (2, 6), generator=torch.Generator().manual_seed(3))
 MASK = torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]])
@@ -90,3 +91,15 @@ def test_tokens_sent_to_other_experts_for_the_same_scores_are_a_divergence(is_sa
     if is_same:
         fault = there(there(there(found.first).ranks).fault)
         assert (fault.kind, fault.ranks) == ("other tokens", (1,))
+
+
+def test_of_ranks_that_face_each_other_none_is_said_to_lose_what_others_may_have(tmp_path: Path) -> None:
+    def run(name: str, *counts: Sequence[int]) -> Path:
+        steps = (_step({2 * rank + expert: rows for expert, rows in enumerate(own)}) for rank, own in enumerate(counts))
+        return write(tmp_path / name, *steps)
+
+    found = compare_runs(open_run(run("a", (3, 3), (4, 2))), open_run(run("b", (3, 2), (5, 2))))
+    said = [there(row.skipped) for row in found.skipped]
+    assert said
+    assert all("sent to other ranks' experts, or lost on the way" in one for one in said)
+    assert found.first is None
