@@ -142,8 +142,8 @@ def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
         if routers and not all(same_values(one, other) for one, other in routers):
             return None
         said = (
-            f"{whose}, this rank's experts together {int(a.sum())} and {int(b.sum())}: tokens were sent to other ranks' "
-            "experts, or lost on the way"
+            f"{whose}, this rank's experts together {int(a.sum())} and {int(b.sum())}: tokens were sent to other "
+            "ranks' experts, or lost on the way"
         )
         return Missent(said, None, None, ranks)
     which = "b" if apart > 0 else "a"
