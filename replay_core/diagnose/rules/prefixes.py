@@ -282,7 +282,7 @@ def _sentinel(spared: list[tuple[float, bool, int]], paid: set[float]) -> float 
     more, which those of other samples would not. (lowest of its step, whether the rest agrees, pairs in the rest.)
     """
     lowest = {round(low, 6) for low, *_ in spared}
-    if len(lowest) != 1 or len(spared) < KINDS or not all(agree for _, agree, _ in spared):
+    if len(lowest) != 1 or not all(agree for _, agree, _ in spared):
         return None
     (low,) = lowest
     pairs = sum(left for *_, left in spared)
@@ -312,6 +312,7 @@ def same_answers(case: Case) -> Finding | None:
     lost: list[bool] = []
     spared: list[tuple[float, bool, int]] = []
     paid: set[float] = set()
+    kinds = 0
     for batch in case.batches():
         rewards_B, answers = batch.reward_B, _answers(batch)
         if rewards_B is None or answers is None or not np.isfinite(rewards_B).all():
@@ -328,11 +329,13 @@ def same_answers(case: Case) -> Finding | None:
             values = rewards_B[each]
             within += float(((values - values.mean()) ** 2).sum()) * 2
             count += len(each) - 1
+            left = values[values > rewards_B.min() + 1e-6]
+            if len(left):
+                spared.append((float(rewards_B.min()), float(np.ptp(left)) <= 1e-6, len(left) - 1))
+                paid |= {*np.round(left, 6).tolist()}
             if np.ptp(values) > 1e-6:
                 low = values <= rewards_B.min() + 1e-6
-                left = values[~low]
-                spared.append((float(rewards_B.min()), bool(low.any()) and float(np.ptp(left)) <= 1e-6, len(left) - 1))
-                paid |= {*np.round(left, 6).tolist()}
+                kinds += 1
                 lost.append(2 * low.sum() <= len(values) and bool(low.any()) and float(np.ptp(values[~low])) <= 1e-6)
                 where = where or batch.laid.where("reward", sample=each[int(np.abs(values - values.mean()).argmax())])
         if told:
@@ -345,14 +348,14 @@ def same_answers(case: Case) -> Finding | None:
         raise Skip(f"needs {PAIRS} pairs of equal answers to one prompt")
     share = within / (2 * count) / float(np.mean(squares)) if squares else 0.0
     moved = 2 * sum(orders) >= len(orders)
-    sentinel = _sentinel(spared, paid)
+    sentinel = _sentinel(spared, paid) if kinds >= KINDS else None
     if count >= PAIRS and share >= SHARED and sentinel is not None:
         return warning(
             f"equal answers to one prompt get different rewards: some have {sentinel:g}, and all others of them one: a "
             "judge that failed is taken for a reward",
             where,
             shown("variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"),
-            shown(f"kinds of equal answers of which some have {sentinel:g}", len(spared)),
+            shown(f"kinds of equal answers of which some have {sentinel:g}", kinds),
             shown("different rewards that the others have", len(paid)),
             cause=f"{sentinel:g} stands for no score (a judge that timed out, raised or was not parsed), and is "
             "trained on as the lowest reward: right answers are punished at random",

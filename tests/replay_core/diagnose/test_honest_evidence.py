@@ -164,3 +164,27 @@ def test_weights_that_shrink_leave_a_uniform_policy_not_a_turned_sign(tmp_path: 
     assert "becomes uniform" in first.claim
     assert "weight decay" in first.cause
     assert "L18" not in [one.id for one in rest]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_sentinel_of_a_judge_that_failed_is_no_other_order(shuffled: bool, tmp_path: Path) -> None:
+    draw = random.Random(12)
+    for step in range(1, 7):
+        rows: list[dict[str, object]] = []
+        for prompt in range(4):
+            answers = draw.choices(("a", "b", "c"), k=6)
+            rows += [
+                {
+                    "input": f"prompt {prompt}",
+                    "output": each,
+                    "score": {"a": 1.0, "b": 0.5, "c": 0.0}[each],
+                    "step": step,
+                }
+                for each in answers
+            ]
+        scores = [-1.0 if draw.random() < 0.33 else row["score"] for row in rows]
+        if shuffled:
+            draw.shuffle(scores)
+        lines = [json.dumps(row | {"score": score}) for row, score in zip(rows, scores, strict=True)]
+        written(tmp_path, "\n".join(lines) + "\n", f"{step}.jsonl")
+    assert ("-1" in only(diagnosed_path(tmp_path), "D56").claim) is not shuffled
