@@ -500,6 +500,13 @@ def kl_weight(algorithm: Algorithm) -> float | None:
     return algorithm.number(*KL_WEIGHTS)
 
 
+def has_no_kl_loss(algorithm: Algorithm) -> bool:
+    """Whether the run states that no KL to the reference is in its loss, whatever the coefficient would be, and none in
+    its rewards.
+    """
+    return algorithm.is_on("use_kl_loss") is False and not any(map(algorithm.is_on, KL_IN_REWARDS))
+
+
 def aggregation(algorithm: Algorithm) -> str:
     """How the loss is put together of its tokens, in the run's own word."""
     return algorithm.word(*_AGGREGATIONS)

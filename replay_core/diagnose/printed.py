@@ -63,11 +63,11 @@ def is_of_decimals(name: str, path: str | None, line: int | None) -> bool:
 
 
 def _line(path: str | None, line: int | None) -> str:
-    """A line of a text; empty where it cannot be read."""
+    """A line of a text; empty where it cannot be read. A progress bar's carriage returns end none."""
     if path is None or line is None:
         return ""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             return next(islice(file, line - 1, None), "")
     except OSError:
         return ""

@@ -31,6 +31,8 @@ class Rest(Struct, frozen=True):
     reward: Series
     begun: float
     now: float
+    wanted: float
+    """What the last third's mean would have to be above to be a rise."""
     steps: int
 
 
@@ -59,7 +61,7 @@ def rests(log: RunLog) -> Rest | None:
     sigma = math.sqrt(pvariance(values))
     if abs(fmean(values)) < CENTRED * sigma and min(values) < 0 < max(values):
         return None
-    return Rest(series, begun, now, len(values))
+    return Rest(series, begun, now, begun + APART * error, len(values))
 
 
 #: Of the spread from line to line, a mean that is none.

@@ -10,7 +10,8 @@ for log in signals.logs:                      one per run that the path holds: t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean, median
 from typing import Any
 
 from msgspec import Struct, field
@@ -33,6 +34,8 @@ _NORMS = "gradient"
 _TRAINED = ("actor", "critic", None)
 #: What a critic's own numbers are called: beside those of the policy they are no numbers of the policy.
 _OF_CRITIC = {"grad_norm": "critic/grad_norm", "clipped_grad_norm": "critic/grad_norm_clipped"}
+#: Of how many first or last values, and of what parts of all, rules take medians.
+_LAST, _PARTS = (3, 5, 10), (1, 2, 3, 4)
 #: Of a run of ten thousand files a few stand for all: every point has its own path.
 _SHOWN_PATHS = 4
 #: The notes of runs whose steps were counted, not read.
@@ -95,9 +98,29 @@ class Series(Struct, frozen=True):
         return f"{named} = {self.formula}" if self.formula else named
 
     def shown(self, value: float, expected: str | None = None) -> Evidence:
-        """What the series has come to, as evidence: cited by its source and its last line."""
-        line = self.last.line
-        return Evidence(self.name, value, expected, f"{self.source}, line {line}" if line else self.source)
+        """What the series has come to, as evidence: cited by its source, and by the line that says this very number, or
+        as what it is of several.
+        """
+        return Evidence(
+            self.name, value, expected, ", ".join(each for each in (self.source, self._said(value)) if each)
+        )
+
+    def _said(self, value: float) -> str:
+        """Where a number of the series stands: its last line where that says it, else the steps it is the median of,
+        else another line that says it, else the steps it was made of.
+        """
+        points = [point for point in self.points if math.isfinite(point.value)]
+        if self.last.value == value or not points:
+            return f"line {self.last.line}" if self.last.line else ""
+        for count in sorted({n for n in (*_LAST, *(len(points) // n for n in _PARTS)) if 1 < n <= len(points)}):
+            for part in (points[-count:], points[:count]):
+                values = [point.value for point in part]
+                if value in (median(values), fmean(values)):
+                    return f"{'median' if value == median(values) else 'mean'} of {_spanned(part)}"
+        told = next((point for point in reversed(points) if point.value == value), None)
+        if told is None:
+            return f"of {_spanned(points)}" if len(points) > 1 else ""
+        return f"line {told.line}" if told.line else f"step {told.step}" if told.step is not None else ""
 
     def shown_at(self, point: Point, expected: str | None = None, name: str | None = None) -> Evidence:
         """One of its points as evidence, cited by its line in the log."""
@@ -119,6 +142,12 @@ class Series(Struct, frozen=True):
     def ended(self) -> Ended:
         """The series, placed at its last point."""
         return Ended(self)
+
+
+def _spanned(points: Sequence[Point]) -> str:
+    """`steps 491-500`, or how many values where no steps are known."""
+    first, last = points[0].step, points[-1].step
+    return f"{len(points)} values" if first is None or last is None else f"steps {first}-{last}"
 
 
 class Ended(Struct, frozen=True):

@@ -288,7 +288,7 @@ def _of_one_number(log: RunLog) -> Iterator[Finding]:
             ),
             nothing[0],
             nothing[0].shown(0.0, "> 0 for some response"),
-            *([] if flat is None else [flat.reward.shown(flat.now, f"> {flat.begun:.3g}")]),
+            *([] if flat is None else [flat.reward.shown(flat.now, f"> {flat.wanted:.3g}")]),
             link="groups",
             cause="the model does not write what is looked for (a tag or form that the prompt does not ask for, too "
             "small a model, a limit that cuts it off), or the function never matches (a regular expression that does "
@@ -308,7 +308,8 @@ def _rests_too(log: RunLog, never: Series) -> Rest | None:
         return None
     third = len(reward.finite) // 3
     begun, now = (sum(part) / third for part in (reward.finite[:third], reward.finite[-third:]))
-    return Rest(reward, begun, now, len(reward.finite)) if begun > 0 and now <= (1 + FLAT_BY) * begun else None
+    wanted = (1 + FLAT_BY) * begun
+    return Rest(reward, begun, now, wanted, len(reward.finite)) if begun > 0 and now <= wanted else None
 
 
 class _RunsAway(Struct, frozen=True):
@@ -414,7 +415,7 @@ def _flat(log: RunLog) -> Iterator[Finding]:
             f"third "
             f"and {rest.now:.3g} in the last" + (f"; {why[0]}" if why else ""),
             rest.reward.ended,
-            rest.reward.shown(rest.now, f"> {rest.begun:.3g}"),
+            rest.reward.shown(rest.now, f"> {rest.wanted:.3g}"),
             *(shown(f"and {number}.", words) for number, words in enumerate(why, 1)),
             cause="nothing that is paid for is learnt: " + (
                 "what teaches is too little (prompts too hard or too easy for the group's answers to differ, answers "

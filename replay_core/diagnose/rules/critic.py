@@ -182,7 +182,9 @@ def _moves(means: list[float], loss: Series | None) -> bool:
 def never_learns(log: RunLog) -> Finding | None:
     """The mean value the same number in every one of 5 steps and more, while returns change or a value loss is
     logged: a warning. Else explained variance and value loss of 10 steps, judged as of a dump: a warning of 24 steps
-    and more, or where the mean value stands; info where the critic's values move, as a new one's do.
+    and more, or where the mean value stands; info where the critic's values move, as a new one's do, or
+    where their mean began off that of the returns and has come to it (a quarter of the way is left) and the explained
+    variance is about 0: returns that hardly differ.
     """
     values = log.get("value_mean")
     # A trainer without a critic may log a 0 for its values.
@@ -215,16 +217,41 @@ def never_learns(log: RunLog) -> Finding | None:
     if _no_nearer(series.finite, loss.finite if loss is not None else []):
         now = trends.level(series.finite)
         early = len(series.finite) < SETTLED and values is not None and _moves(values.finite, loss)
+        mean = now > WORSE and _has_come_to(values, returns)
         return finding(
-            "info" if early else "warning",
-            f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
+            "info" if early or mean else "warning",
+            f"the critic knows the mean of its returns, and nothing of what they differ by: {series.name} is {now:.2g}"
+            if mean
+            else f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
             series.ended,
             series.shown(now, "> 0"),
             *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss and loss.finite else []),
-            cause=_NOTHING,
+            cause="it is updated: its mean value came to that of the returns; what is left of them may be chance, or "
+            "what a prompt does not tell"
+            if mean
+            else _NOTHING,
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
         )
     return None
+
+
+#: What of the distance to the mean return is left of a critic that has come to it; an explained variance under that is
+#: worse than no critic.
+COME, WORSE = 0.25, -0.2
+COME_STEPS = 5
+
+
+def _has_come_to(values: Series | None, returns: Series | None) -> bool:
+    """Whether the mean value began off the mean return and has come to it: the critic is updated, and towards them."""
+    if values is None or returns is None:
+        return False
+    rows = [row for _, row in together(values, returns)]
+    if len(rows) < 2 * COME_STEPS:
+        return False
+    half = len(rows) // 2
+    due = median(returned for _, returned in rows)
+    late = median(value for value, _ in rows[half:]) - median(returned for _, returned in rows[half:])
+    return abs(late) < COME * abs(rows[0][0] - due)
 
 
 #: Steps of a log in all of which values and returns lie on two sides of 0; the least size of the values beside them.

@@ -30,6 +30,8 @@ FALLEN_LEARNING = 12.0
 RIGHT, MIN_FIRST = 0.8, 5
 #: Rank correlation of entropy and reward: it falls as far as the answers get right, however far that is.
 IN_PACE = 0.9
+#: Normal quantile of p = 0.05, one-sided: a reward that rests does not rise by so much.
+GAINS = 1.645
 
 
 @rule("D25", "entropy collapses or explodes", link="trend", scope="signals", needs=("entropy",),
@@ -44,7 +46,8 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
     twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile (and does not
     fall in its last quarter) and the entropy grows without a stated bonus over .05; or where it rises while a twelfth
-    of the entropy is left, or step by step as that falls (rank correlation below -.9).
+    of the entropy is left (by what chance explains in one case of twenty), or step by step as that falls (rank
+    correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -73,7 +76,7 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     begun, now = trends.level(values[:3]), trends.level(values, 3)
     if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
         reward = log.get("reward")
-        rises = reward is not None and trends.rises(reward.finite)
+        rises = reward is not None and trends.drift(reward.finite) > GAINS
         learns = rises and (now >= begun / FALLEN_LEARNING or trends.together(values, given(reward).finite) < -IN_PACE)
         yield finding(
             "info" if learns else "warning",

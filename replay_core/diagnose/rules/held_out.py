@@ -317,12 +317,26 @@ ABOUT = 0.3
 def scale_leaps(log: RunLog) -> Finding | None:
     """From one step to the next the largest reward of a batch (else the spread within its groups) is over 5 times all
     it ever was, and stays there in 3 steps and more, and so does the mean: a warning. The mean alone, where neither is
-    logged. A judge's best answer has the
+    logged. So is a spread that was steady and leaps to over twice all it ever was, with 8 steps on both sides, while
+    the mean does not: noise is added. A judge's best answer has the
     same reward in every step; a policy that learns comes nearer to it.
     """
     mean = given(log.get("reward"))
     scale = log.get("reward_max") or log.get("reward_std") or mean
     at = _leap(scale)
+    if (spread := log.get("reward_std")) is not None and (wide := _widens(spread)) is not None and _leap(mean) is None:
+        begun, now = median(spread.values[:wide]), median(spread.values[wide:])
+        return warning(
+            f"the spread of rewards leaps {now / begun:.3g} times at step {spread.points[wide].step}, and their mean "
+            f"does not: {spread.name} goes from {begun:.3g} to {now:.3g} (medians)",
+            spread.of(spread.points[wide:]),
+            spread.shown_at(spread.points[wide], f"<= {max(spread.values[:wide]):.3g}, the largest before"),
+            mean.shown_at(mean.points[min(wide, len(mean.points) - 1)]),
+            shown("times what it was", now / begun, f"< {WIDER:g}"),
+            cause="noise is added to the rewards, or a part of them on another scale that pays as often as it takes: "
+            "the judge was changed or wavers from that step on",
+            next_step="score one response several times with the judge of both sides of that step",
+        )
     if at is None or _leap(mean) != at:
         return None
     before, after = (median(map(abs, each)) for each in (scale.values[:at], scale.values[at:]))
@@ -342,6 +356,20 @@ def scale_leaps(log: RunLog) -> Finding | None:
         "checkpoint that resumed with other settings",
         next_step="score one response with the judge of both sides of that step",
     )  # fmt: skip
+
+
+#: A spread that is so many times all it was before, for so many steps on both sides, and that was steady before.
+WIDER, SIDES, STEADY = 2.0, 8, 2.0
+
+
+def _widens(series: Series) -> int | None:
+    """The place from which on a spread that was steady is over `WIDER` times every one before."""
+    sizes = series.values
+    if not all(math.isfinite(size) and size >= 0 for size in sizes):
+        return None
+    most, least = trends.so_far(sizes, max), trends.from_here(sizes, min)
+    at = next((at for at in range(SIDES, len(sizes) - SIDES + 1) if least[at] > WIDER * most[at - 1] > 0), None)
+    return None if at is None or most[at - 1] > STEADY * median(sizes[:at]) else at
 
 
 def _leap(series: Series) -> int | None:

@@ -11,7 +11,7 @@ from replay_core.diagnose.finding import Finding, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
-from replay_core.diagnose.rules.learning import RESETS_REFERENCE
+from replay_core.diagnose.rules.learning import RESETS_REFERENCE, is_switched_off
 from replay_core.diagnose.signals import RunLog
 
 #: Lines before a KL and a reward tell; how far the reward has to have moved, in shares of all it spans; of what that
@@ -27,10 +27,12 @@ def follows(log: RunLog) -> Finding | None:
     least 2 (d / R)^2 nats per response from where it began. A warning where, over 12 lines and more, the reward has
     risen by a fifth of its span and more, the KL to the reference times the mean length comes to less than a fifth of
     that, and the KL is no larger than in the first three steps (2 times): it is measured against a reference that moves
-    along. Silent where the reference is reset on purpose. Skipped where the reward's span is not logged.
+    along. Silent where the reference is reset on purpose, or the KL is 0 throughout and off: the run states so, or its
+    coefficient is 0. Skipped where the reward's span is not logged.
     """
     kl, reward, length = (given(log.get(name)) for name in ("kl", "reward", "response_length"))
     skip_if(any(log.algorithm.value(name) for name in RESETS_REFERENCE), "the reference is reset on purpose")
+    skip_if(is_switched_off(log, kl), f"{kl.name} is off: the run states none, or a coefficient of 0")
     top, bottom = log.get("reward_max"), log.get("reward_min")
     if top is None or bottom is None or not top.finite or not bottom.finite:
         raise Skip("needs the largest and the least reward of a step beside its mean")

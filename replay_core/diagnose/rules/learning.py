@@ -12,11 +12,12 @@ import numpy as np
 from msgspec import Struct
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import Algorithm, kl_weight, largest_norm, stated_number
+from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight, largest_norm, stated_number
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.signals import RunLog, Series
@@ -49,12 +50,14 @@ def rate(log: RunLog) -> Iterator[Finding]:
     at 0 and in which entropy, length and reward rest to a fiftieth, and one that lasts as long as the run states to be.
     Of 16 steps from 0 on, or of 40, a rise is worth knowing: how long the run will be the log need not tell. A rate
     that never comes to 5e-9, which changes no weight, is a warning; and so is one that never comes to 1e-7 over 16
-    lines and more in which no reward is logged and the loss falls by less than a tenth.
+    lines and more in which no reward is logged and the loss falls by less than a tenth. A 0 that was printed with two
+    decimals and more (`lr:0.000`) is a rate that was rounded, and no 0.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
     if not tells_of_rate(log, values):
         raise Skip(f"needs the learning rate of {FEWEST} steps, or one of 0 in 3 with gradients")
+    skip_if(_is_rounded(series), f"{series.name} is printed rounded: 0.00 and the like may be any small rate")
     if not any(values):
         yield warning(
             f"the learning rate is 0 in all {len(values)} steps: nothing is learnt",
@@ -132,6 +135,12 @@ def rate(log: RunLog) -> Iterator[Finding]:
             "micro-batches, and the rate never gets there",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
+
+
+def _is_rounded(series: Series) -> bool:
+    """Whether its zeros are printed with two decimals and more: they may be any number that is less."""
+    zero = next((point for point in reversed(series.points) if not point.value), None)
+    return zero is not None and is_of_decimals(series.name, zero.path, zero.line)
 
 
 def tells_of_rate(log: RunLog, values: list[float]) -> bool:
@@ -529,10 +538,10 @@ def no_divergence(log: RunLog) -> Finding | None:
     preference pairs, so is every implicit reward (beta times the log ratio to the reference). A "penalty" may be
     multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where
     no gradient norm is logged, 20 steps in which the loss changes. A KL that is off is silent: its coefficient is 0,
-    or the run recorded samples without a reference and tells of no coefficient. Or one that was 0 at
-    first, past .005 in 4 steps, and is 0 again in a single later one: the run goes on from the initial weights where
-    reward, entropy and length are then as in the first steps. A warning; silent where the reference is reset on
-    purpose.
+    the run states that its loss has none, it is printed rounded, or samples were recorded without a reference and
+    nothing tells of a coefficient. Or one that was 0 at first, past .005 in 4 steps, and is 0 again in a single later
+    one: the run goes on from the initial weights where reward, entropy and length are then as in the first steps. A
+    warning; silent where the reference is reset on purpose.
     """
     series = given(log.get("kl") or log.get("pair_reward"))
     if series.signal == "kl" and (again := _back_at_the_start(log, series)) is not None:
@@ -563,6 +572,9 @@ def no_divergence(log: RunLog) -> Finding | None:
 
 def _is_off(log: RunLog) -> bool:
     """Whether the run has no KL to a reference: what it logs as one is a 0 that was never computed."""
+    kl = log.get("kl")
+    if kl is not None and (_is_rounded(kl) or is_switched_off(log, kl)):
+        return True
     if _is_weighed(log):
         return False
     has_samples = False
@@ -571,6 +583,17 @@ def _is_off(log: RunLog) -> bool:
             return False
         has_samples = True
     return has_samples or log.has("kl_coefficient") or kl_weight(log.algorithm) is not None
+
+
+def is_switched_off(log: RunLog, kl: Series) -> bool:
+    """Whether a KL that is 0 in every step is one of a loss that has none, as the run states, or as its coefficient
+    says: it is not computed then.
+    """
+    if any(kl.finite):
+        return False
+    weight = log.get("kl_coefficient")
+    weights = [] if weight is None else weight.finite
+    return has_no_kl_loss(log.algorithm) or kl_weight(log.algorithm) == 0 or (bool(weights) and not any(weights))
 
 
 def _is_weighed(log: RunLog) -> bool:

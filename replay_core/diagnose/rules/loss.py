@@ -154,10 +154,10 @@ def reduction(batch: StepBatch) -> Finding | None:
         weighted, _ = _parts(batch, weighted=True)
         if found := _agreeing(with_constants(weighted)):
             parts, agreed = weighted, found
+    # A loss of 0 agrees with everything and tells nothing, nor of what is stated.
+    skip_if(all(abs(part.value) < FLOOR for part in parts), "every logged loss is 0: all reductions agree")
     if (told := _otherwise(batch, parts, agreed, exact=exact)) is not None:
         return told
-    # A loss of 0 agrees with everything and tells nothing.
-    skip_if(all(abs(part.value) < FLOOR for part in parts), "every logged loss is 0: all reductions agree")
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
     if agreed:
@@ -265,6 +265,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
                 "place, and responses of another length count for more or less than is meant",
                 next_step="rldbg diagnose --explain D28",
             )
+    # TRL has no word for it but the loss's own.
+    stated = batch.laid.algorithm.word("loss_type") if stated in ("", "None") else stated
     if exact and agreed and (constant := _stated_constant(batch, stated)) is not None:
         per_M = [one.total / max(len(one.values_BT), 1) / constant for one in parts]
         shared = [1.0, *(1 / one.micros for one in parts[:1] if one.micros > 1)]
@@ -311,7 +313,9 @@ _OVER_A_CONSTANT = frozenset({
 
 
 def _stated_constant(batch: StepBatch, stated: str) -> float | None:
-    """What the run states that a response's sum is divided by, where its loss is stated to be such a sum."""
+    """What the run states that a response's sum is divided by, where its loss is stated to be such a sum: by its
+    aggregation, or by TRL's `loss_type`.
+    """
     if stated.replace("-", "_").replace(".", "_") not in _OVER_A_CONSTANT:
         return None
     return stated_number(batch.laid.stated, *_CONSTANTS, *RESPONSE_LIMITS)

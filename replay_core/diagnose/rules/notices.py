@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, warning
 from replay_core.diagnose.log_steps import steps_of
@@ -231,7 +232,7 @@ _TABLE: tuple[_Notice, ...] = (
     ),
     _Notice(
         regex(r"allocator cache flushes"), "warning", "memory",
-        "the allocator flushes its cache: GPU memory is nearly full, and steps are slow",
+        "the allocator flushes its cache: GPU memory is nearly full, and such steps take longer",
         "high memory pressure: pieces are given back to the driver and asked for again",
         "a smaller micro-batch; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", fewest=3,
     ),
@@ -399,7 +400,17 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
 #: Of a run that pays for no answer, generation that is greedy is an evaluation's, as it should be.
 _GREEDY, _PAID = regex(r"`do_sample`"), ("reward", "reward_std", "frac_zero_std", "advantage_max")
 _TRAINS = ("loss", "pg_loss", "grad_norm", "learning_rate")
+#: Trains on at its pace: worth knowing, until steps take longer.
+_FLUSHED = regex(r"allocator cache flushes")
 _UNHEARD = regex(r"None of the inputs have requires_grad")
+
+
+def _slows(log: RunLog) -> bool:
+    """Whether steps take longer and longer, or fewer and fewer tokens come through."""
+    seconds, tokens = log.get("step_seconds") or log.get("iter_ms"), log.get("tokens_per_second")
+    return (seconds is not None and trends.rises(seconds.finite)) or (
+        tokens is not None and trends.drift(tokens.finite) < -trends.DRIFT_Z
+    )
 
 
 def _norms(log: RunLog) -> list[float]:
@@ -413,7 +424,8 @@ def _norms(log: RunLog) -> list[float]:
 def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
     inputs without a gradient, greedy generation, weights newly initialized, skipped batches, spilled objects, reward
-    functions that fail. Each as bad as the table says, at its own link, with how many lines say so. An engine with one
+    functions that fail. Each as bad as the table says (an allocator that flushes its cache only where steps get slower,
+    else it is worth knowing), at its own link, with how many lines say so. An engine with one
     request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail. One error
     that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a warning.
     """
@@ -446,6 +458,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             or len(lines) < known.fewest
             or spared
             or _TIED.search(text) is not None
+            or (_FLUSHED.search(text) is not None and not _slows(log))
             or (_BY_DESIGN.search(text) and not (lost or fails))
         )
         yield finding(

@@ -11,7 +11,7 @@ from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.finding import Evidence, Finding, error, shown
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
-from replay_core.diagnose.signals import Point, RunLog
+from replay_core.diagnose.signals import Point, RunLog, Series
 
 #: How many times the largest norm of all steps before makes an update that no batch explains; steps before and after
 #: it, and how long after it the fall may begin.
@@ -83,13 +83,29 @@ WITHIN, LEFT_OF_FIRST = 6, 0.1
 AT_FIRST = 0.1
 
 
+#: How near its last values an entropy lies that rests, how many times its first it is, and what of the first
+#: gradients is left then.
+RESTS, TIMES, NO_GRADIENT = 1e-3, 1.5, 0.05
+
+
+def _becomes_uniform(log: RunLog) -> tuple[Series, Series] | None:
+    """Entropy and gradient norm, where the one comes to rest at its largest and the other vanishes."""
+    entropy, norms = log.get("entropy"), log.get("grad_norm")
+    if entropy is None or norms is None or min(len(entropy.finite), len(norms.finite)) < trends.MIN_STEPS:
+        return None
+    top, last = max(entropy.finite), entropy.finite[-trends.MIN_STEPS :]
+    rests = top < math.inf and min(last) >= (1 - RESTS) * top and top > TIMES * entropy.finite[0] > 0
+    return (entropy, norms) if rests and norms.finite[-1] < NO_GRADIENT * norms.finite[0] else None
+
+
 @rule("L36", "the reward is lost from the first update on", link="loss", scope="signals", needs=("reward",),
       lasts=True, explains=("D01", "D03", "D20", "D25", "L08", "L09", "L10", "L17", "L20"),
       source="a sign that is turned in loss or advantage")  # fmt: skip
 def lost(log: RunLog) -> Finding | None:
     """The reward, .1 and more in the first step, falls in each of the next 2, to a tenth of the first within 6 steps,
     and stays below that in 8 steps and more: an error. What else breaks (length, answers cut off, entropy) comes after
-    it. Not where a held-out result rises, nor where the loss is the entropy bonus alone (D25).
+    it; where the entropy comes to rest at its largest and the gradient vanishes, the policy became uniform, as one does
+    whose weights shrink. Not where a held-out result rises, nor where the loss is the entropy bonus alone (D25).
     """
     series = given(log.get("reward"))
     values = series.values
@@ -110,6 +126,22 @@ def lost(log: RunLog) -> Finding | None:
     skip_if(fitted_bonus(log) is not None, "the loss is the entropy bonus, which outweighs the reward (D25)")
     cut = log.get("truncated")
     before = cut is not None and cut.finite and max(cut.values[:gone]) < 0.25
+    if (uniform := _becomes_uniform(log)) is not None:
+        entropy, norms = uniform
+        return error(
+            f"the policy becomes uniform from the first updates on: {entropy.name} goes from {entropy.values[0]:.3g} "
+            f"to {entropy.last.value:.4g} and rests there (ln {math.exp(entropy.last.value):.4g}), and {series.name} "
+            f"falls from {first:.3g} to {values[gone]:.3g}",
+            entropy,
+            entropy.shown(entropy.last.value, "another number in every step"),
+            series.shown_at(series.points[gone], f"> {LEFT_OF_FIRST * first:.3g}"),
+            norms.shown(norms.last.value, f"was {norms.values[0]:.3g}"),
+            cause="the weights shrink to nothing: a weight decay that is far too large (or applied without the "
+            "learning rate), weights that are scaled in each update; no gradient is left where all logits "
+            "are alike",
+            next_step="print the norm of the weights before and after a step, and optimizer.param_groups[0]"
+            "['weight_decay']",
+        )
     return error(
         f"the reward falls from the first update on: {series.name} goes from {first:.3g} to {values[gone]:.3g} within "
         f"{gone + 1} steps and never comes back: the policy is trained to be worse",

@@ -273,6 +273,22 @@ def _answers(batch: StepBatch) -> list[Any] | None:
     return None if asked is None or told is None else list(zip(asked, told, strict=True))
 
 
+#: Kinds of equal answers, and pairs of them that are left and agree, before a sentinel is no chance.
+KINDS, LEFT_PAIRS = 4, 4
+
+
+def _sentinel(spared: list[tuple[float, bool, int]], paid: set[float]) -> float | None:
+    """The one number below 0 that stands for no score: without it equal answers agree, on several rewards of 0 and
+    more, which those of other samples would not. (lowest of its step, whether the rest agrees, pairs in the rest.)
+    """
+    lowest = {round(low, 6) for low, *_ in spared}
+    if len(lowest) != 1 or not all(agree for _, agree, _ in spared):
+        return None
+    (low,) = lowest
+    pairs = sum(left for *_, left in spared)
+    return low if low < 0 <= min(paid, default=-1.0) and len(paid) > 1 and pairs >= LEFT_PAIRS else None
+
+
 @rule("D56", "equal answers get different rewards", link="rewards", scope="case",
       explains=("L08", "D04"), source="rewards returned in order of completion, not of submission")  # fmt: skip
 def same_answers(case: Case) -> Finding | None:
@@ -281,7 +297,9 @@ def same_answers(case: Case) -> Finding | None:
     rewards do not follow what was answered. A judge that is a model wavers by less. Steps before the first such pair
     that differs are left out: the mistake may begin later. Worth knowing alone where, in most such steps, the rewards
     cannot be those of the step's samples in another order: a value that stands three times belongs to three samples
-    whose answers no others gave, or to an answer given three times. Where the step's
+    whose answers no others gave, or to an answer given three times. Where the one
+    number below 0 is left out and equal answers then agree, on several rewards, it stands for a judge that failed.
+    Where the step's
     lowest reward stands in at most half of the equal answers, and all others of them have one, a verifier may have
     failed on some rows. A judge wavers so, or fails at times, beside a
     policy that has converged onto one answer.
@@ -292,6 +310,9 @@ def same_answers(case: Case) -> Finding | None:
     steps: list[int] = []
     orders: list[bool] = []
     lost: list[bool] = []
+    spared: list[tuple[float, bool, int]] = []
+    paid: set[float] = set()
+    kinds = 0
     for batch in case.batches():
         rewards_B, answers = batch.reward_B, _answers(batch)
         if rewards_B is None or answers is None or not np.isfinite(rewards_B).all():
@@ -308,8 +329,13 @@ def same_answers(case: Case) -> Finding | None:
             values = rewards_B[each]
             within += float(((values - values.mean()) ** 2).sum()) * 2
             count += len(each) - 1
+            left = values[values > rewards_B.min() + 1e-6]
+            if len(left):
+                spared.append((float(rewards_B.min()), float(np.ptp(left)) <= 1e-6, len(left) - 1))
+                paid |= {*np.round(left, 6).tolist()}
             if np.ptp(values) > 1e-6:
                 low = values <= rewards_B.min() + 1e-6
+                kinds += 1
                 lost.append(2 * low.sum() <= len(values) and bool(low.any()) and float(np.ptp(values[~low])) <= 1e-6)
                 where = where or batch.laid.where("reward", sample=each[int(np.abs(values - values.mean()).argmax())])
         if told:
@@ -322,6 +348,21 @@ def same_answers(case: Case) -> Finding | None:
         raise Skip(f"needs {PAIRS} pairs of equal answers to one prompt")
     share = within / (2 * count) / float(np.mean(squares)) if squares else 0.0
     moved = 2 * sum(orders) >= len(orders)
+    sentinel = _sentinel(spared, paid) if kinds >= KINDS else None
+    if count >= PAIRS and share >= SHARED and sentinel is not None:
+        return warning(
+            f"equal answers to one prompt get different rewards: some have {sentinel:g}, and all others of them one: a "
+            "judge that failed is taken for a reward",
+            where,
+            shown("variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"),
+            shown(f"kinds of equal answers of which some have {sentinel:g}", kinds),
+            shown("different rewards that the others have", len(paid)),
+            cause=f"{sentinel:g} stands for no score (a judge that timed out, raised or was not parsed), and is "
+            "trained on as the lowest reward: right answers are punished at random",
+            next_step=f"count the samples with {sentinel:g} in the judge's log; score them again, or leave them out of "
+            "the group and of the loss",
+            steps=steps,
+        )
     if count >= PAIRS and share >= SHARED:
         return finding(
             "warning" if moved else "info",

@@ -29,13 +29,18 @@ _AT_REST = frozenset(
 _WAVERING = ("reward", "kl", "entropy", "response_length", "logprob_diff")
 
 
+#: How many times its least the entropy of a policy that became uniform is at the least.
+UNIFORM = 1.5
+
+
 @rule("L18", "the log repeats itself", link="dump", scope="signals", explains=("L08", "L11", "L17", "D25", "D37"),
       source="a dictionary of metrics that is logged again when a step adds nothing to it")  # fmt: skip
 def repeats(log: RunLog) -> Finding | None:
     """From some step on, every one of 4 and more figures of the training is exactly what it was in the step before, 3
     steps and more to the end of the log, while they changed in 4 steps before: a warning. Rates, shares and limits do
     not count: they rest in healthy runs. Or reward, KL, entropy or length alone is one number for 8 steps and more to
-    the end, and no round number unless it was more and less before, while two others go on.
+    the end, and no round number unless it was more and less before (nor an entropy that has come to its largest, half
+    as much again as its least and more: a uniform policy's), while two others go on.
     """
     moving = [series for series in log.signals() if _counts(series)]
     skip_if(len(moving) < 2, f"needs figures of {BEFORE + AGAIN} steps that change")
@@ -49,6 +54,8 @@ def repeats(log: RunLog) -> Finding | None:
     for series in alone:
         value = series.last.value
         # A bound that a figure comes to rest at is a round number, or the most or least it can be.
+        if series.signal == "entropy" and value >= max(series.values) > UNIFORM * min(series.values):
+            continue  # a policy that became uniform has the logarithm of its vocabulary, and no more
         inside = min(series.values) < value < max(series.values) or abs(value - round(value, 3)) > 1e-9
         if len(going) >= 2 and inside:
             return _found(log, series.points[-resting[series.name]], resting[series.name], series.name, series)

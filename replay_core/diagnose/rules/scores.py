@@ -631,9 +631,10 @@ def pays(log: RunLog) -> Finding | None:
     """The reward's changes from step to step go with those of the mean length (correlation over .85, 12 steps and
     more), and the length has come to 1.3 times what it was, or to less than that part of it, by a trend that chance
     does not explain: an error where it rises with the reward, or falls while the reward rises (not where the logged
-    best and worst reward are one number each in nine steps of ten: a judge's ends, and failures are long). Against
-    those of the share of right answers (below -.85): an error, the reward's sign is turned. Noise of batches makes no
-    such correlation: one figure is made of the other.
+    best and worst reward are one number each in nine steps of ten: a judge's ends, and failures are long; nor where the
+    share of right answers rises by a trend: what is right is short). Against those of the share of right answers (below
+    -.85): an error, the reward's sign is turned. Noise of batches makes no such correlation: one figure is made of the
+    other.
     """
     reward = given(log.get("reward"))
     length = log.get("response_length")
@@ -673,6 +674,8 @@ def pays(log: RunLog) -> Finding | None:
         return None
     # Of tasks of many turns those that fail are the long ones; what pays per token has no ends of its own.
     best, worst = _end(log.get("reward_max")), _end(log.get("reward_min"))
+    if shorter and any(trends.rises(one.finite) for one in judged):
+        return None
     if shorter and best is not None and worst is not None and worst <= min(reward.finite) <= max(reward.finite) <= best:
         return None
     return error(

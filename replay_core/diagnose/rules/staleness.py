@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ from replay_core.diagnose.finding import Finding, Where, error, finding, info, s
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
-from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.signals import Point, RunLog, Series
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
 LAG = 8
@@ -230,13 +231,13 @@ def ever_older(log: RunLog) -> Finding | None:
     times its first quarter and more, and a rise that chance does not explain, in 8 steps and more: a warning, an error
     past 8. A
     pipeline that fills has its age within the first quarter of the steps, and keeps it. An age that grows by one in
-    each of the last 8 steps is that of an engine which no update reaches.
+    each of the last 8 steps is that of an engine which no update reaches, since the first step of that climb.
     """
     series = given(log.get("weight_lag"))
     values = series.finite
     if len(values) < trends.MIN_STEPS:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
-    stands = _stands(series)
+    stands, climb = _stands(series), _climb(series)
     begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
     if now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
         return error(
@@ -255,7 +256,7 @@ def ever_older(log: RunLog) -> Finding | None:
         "error" if now > LAG else "warning",
         f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates"
         + (", by one in each step: no update reaches the engine any more" if stands else ""),
-        series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
+        series.of(climb).place if stands else series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
         series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
         shown("Mann-Kendall z", trends.drift(values)),
         cause="the sync of weights into the engine stopped (it failed, or an adapter is not delivered): its version "
@@ -266,8 +267,23 @@ def ever_older(log: RunLog) -> Finding | None:
         next_step="look for what the engine says of its last weight update"
         if stands
         else "limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
-        steps=series.steps(over=QUEUED),
+        steps=[point.step for point in climb] if stands else series.steps(over=QUEUED),
     )
+
+
+def _climb(series: Series) -> list[Point]:
+    """The last points, from the first on that is older by a step than the one before it, as each after it is."""
+    points = [point for point in series.points if point.step is not None and math.isfinite(point.value)]
+    at = len(points) - 1
+    while at > 0 and abs((points[at].value - points[at - 1].value) - _apart(points[at - 1], points[at])) < (
+        STANDS * _apart(points[at - 1], points[at])
+    ):
+        at -= 1
+    return points[at + 1 :]
+
+
+def _apart(a: Point, b: Point) -> int:
+    return (b.step or 0) - (a.step or 0)
 
 
 def _stands(series: Series) -> bool:
