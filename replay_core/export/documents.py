@@ -20,6 +20,7 @@ from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreada
 
 if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict
+    from replay_core.compare.judging.locating import FurthestElement
     from replay_core.compare.context import Around
     from replay_core.compare.divergence import Origin
     from replay_core.compare.judging.algebra import Ranked
@@ -355,6 +356,8 @@ def tensor_row(row: TensorVerdict, held: RowsAlike | None = None) -> PairEntry:
     }
     if row.ranks is not None:
         entry["ranks"] = _ranks(row.ranks)
+    if row.furthest is not None and not row.by_digest:
+        entry["greatest"] = clean(_element(row.furthest))
     return entry
 
 
@@ -373,6 +376,10 @@ def _place(row: TensorVerdict, held: RowsAlike) -> ElementEntry:
     if row.by_digest or shown == _NONE_SHOWN:
         held.nowhere = held.nowhere or _nowhere()
         return held.nowhere
+    return _element(row)
+
+
+def _element(row: TensorVerdict | FurthestElement) -> ElementEntry:
     sample, position = row.token or (None, None)
     raw_a = None if row.raw_a is None else list(row.raw_a)
     raw_b = None if row.raw_b is None else list(row.raw_b)

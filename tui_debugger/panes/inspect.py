@@ -178,10 +178,13 @@ class InspectPane(TextSheet):
         if row is not None and row.is_first and not self._state.tensors.shows_record and origin:
             text.append("origin ", paint(self, "muted"))
             text.append("\n".join(fmt.wrapped(fmt.safe(origin), width, 7)) + "\n")
-        raw = (verdict.get("index") or {}).get("raw_a")
-        if raw is not None and verdict.get("a") is not None and word != "SAME":
-            text.append(f"at {','.join(map(str, raw)) or 'the scalar'} ", paint(self, "muted"))
-            text.append(f"a={fmt.exact(verdict['a'])} b={fmt.exact(verdict.get('b'))}\n", paint(self, "strong"))
+        places = [(fmt.shown_as(verdict), verdict), ("greatest", verdict.get("greatest") or {})]
+        for said, element in places if word != "SAME" else ():
+            raw = (element.get("index") or {}).get("raw_a")
+            if raw is not None and element.get("a") is not None:
+                text.append(f"{said} {fmt.element_at(element)} " if raw else "at the scalar ", paint(self, "muted"))
+                a, b = fmt.exact_pair(element["a"], element.get("b"))
+                text.append(f"a={a} b={b}\n", paint(self, "strong"))
         metrics = {} if word == "SAME" else verdict.get("metrics") or {}
         parts = [(label, fmt.number(metrics[key])) for key, label in _METRICS if metrics.get(key) is not None]
         worst = metrics.get("worst_token") or {}

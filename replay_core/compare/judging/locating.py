@@ -1,10 +1,11 @@
-"""Where to look in a pair: the element shown, and the token furthest off."""
+"""Where to look in a pair: the element shown, the one furthest off, and the token furthest off."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import naming, pages
 from replay_core.compare.judging.verdict import EXACT_KINDS, Verdict
@@ -14,9 +15,20 @@ if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
 
+class FurthestElement(Struct):
+    """The element of a pair with the greatest difference: where it is, as of a `TensorVerdict`, and both values."""
+
+    raw_a: tuple[int, ...]
+    raw_b: tuple[int, ...]
+    value_a: Any
+    value_b: Any
+    token: tuple[int, int] | None = None
+    sample_b: int | None = None
+
+
 def locate(row: TensorVerdict, rows: Rowwise, row_limit: float | None) -> None:
     """Where to look: what is not finite, else the first mismatch of exact kinds, else the first token past its
-    limit, else the largest difference."""
+    limit, else the largest difference; and where that is, where something else is shown."""
     counted = row.figures
     assert counted is not None
     must_be_equal = naming.meaning(row.name).kind in EXACT_KINDS | {"positions"}
@@ -29,10 +41,22 @@ def locate(row: TensorVerdict, rows: Rowwise, row_limit: float | None) -> None:
     if worst is not None and (token := rows.token(worst[0])) is not None:
         row.worst_token = (*token, worst[1])
     if at is not None:
-        row.raw_a, row.raw_b = rows.index(*at)
-        row.token = rows.token(*at)
-        row.value_a = pages.element(rows.a, row.raw_a)
-        row.value_b = pages.element(rows.b, row.raw_b)
+        show_element(row, rows, at)
+
+
+def show_element(row: TensorVerdict, rows: Rowwise, at: tuple[int, int]) -> None:
+    """Let a row show the element at (row, column) of the rows compared, and the furthest where that is another."""
+    row.raw_a, row.raw_b, row.value_a, row.value_b, row.token = _element(rows, at)
+    greatest = None if row.figures is None else row.figures.greatest
+    if greatest is not None and greatest.at != at:
+        row.furthest = FurthestElement(*_element(rows, greatest.at))
+
+
+def _element(
+    rows: Rowwise, at: tuple[int, int]
+) -> tuple[tuple[int, ...], tuple[int, ...], Any, Any, tuple[int, int] | None]:
+    raw_a, raw_b = rows.index(*at)
+    return raw_a, raw_b, pages.element(rows.a, raw_a), pages.element(rows.b, raw_b), rows.token(*at)
 
 
 def _largest_in_row(rows: Rowwise, row: int, fallback: tuple[int, int] | None) -> tuple[int, int] | None:
