@@ -62,6 +62,11 @@ def exact(value: object) -> str:
     return f"{value:.9g}" if isinstance(value, float) else number(value)
 
 
+def counted(value: object) -> str:
+    """A value among others: integers in full, since ids that are rounded are others."""
+    return exact(value) if isinstance(value, int) else number(value)
+
+
 def exact_pair(a: object, b: object) -> tuple[str, str]:
     """Two values with every digit that tells them from each other: those of float64 that part late, in full."""
     texts = exact(a), exact(b)

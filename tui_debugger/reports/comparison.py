@@ -196,7 +196,7 @@ def _beside(beside: AroundEntry, places: list[int], at: int | None) -> list[str]
     elif beside["token_ids"]:
         table.append(["token", *("" if token is None else str(token) for token in some(beside["token_ids"]))])
     for which, values in (("a", beside["a"]), ("b", beside["b"])):
-        table.append([which, *(words.number(value) for value in some(values))])
+        table.append([which, *(words.counted(value) for value in some(values))])
     return [f"    {line}" for line in columns(table, right=frozenset(range(1, len(marked) + 1)))]
 
 

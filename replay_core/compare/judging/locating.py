@@ -10,6 +10,7 @@ from msgspec import Struct
 from replay_core import naming, pages
 from replay_core.compare.judging.verdict import EXACT_KINDS, Verdict
 from replay_core.compare.pairing.align import Rowwise
+from replay_core.measure.integers import exact_difference
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
@@ -64,6 +65,7 @@ def _largest_in_row(rows: Rowwise, row: int, fallback: tuple[int, int] | None) -
         with np.errstate(invalid="ignore", over="ignore"):
             x, y = chunk_a[0], chunk_b[0]
             wide = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
-            gap = np.abs(y.astype(wide) - x.astype(wide))
+            whole = exact_difference(x, y)
+            gap = np.abs(y.astype(wide) - x.astype(wide) if whole is None else whole)
         return (row, int(np.nanargmax(gap))) if not np.isnan(gap).all() else fallback
     return fallback
