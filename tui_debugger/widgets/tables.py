@@ -52,7 +52,8 @@ def window_table(
         text.append(f"{_value(a[i], digits, size):>{size}}")
         if b is not None and i < len(b):
             text.append(
-                f"{_value(b[i], digits, size):>{size}}", paint(widget, "first" if is_here else "diff") if differs else ""
+                f"{_value(b[i], digits, size):>{size}}",
+                paint(widget, "first" if is_here else "diff") if differs else "",
             )
             delta = fmt.number(d[i], 3) if d is not None and differs else "="
             text.append(f"{delta:>{size}}", paint(widget, "diff" if differs else "muted"))
