@@ -20,11 +20,11 @@ from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreada
 
 if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict
-    from replay_core.compare.judging.locating import FurthestElement
     from replay_core.compare.context import Around
     from replay_core.compare.divergence import Origin
     from replay_core.compare.judging.algebra import Ranked
     from replay_core.compare.judging.faults import Fault
+    from replay_core.compare.judging.locating import FurthestElement
     from replay_core.documents.comparison import (
         AroundEntry,
         ComparisonDocument,

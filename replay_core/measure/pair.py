@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.measure.equality import is_plain_float, unequal, unequal_bits
-from replay_core.measure.integers import exact_difference
 from replay_core.measure.figures import F64, Element, PairFigures
+from replay_core.measure.integers import exact_difference
 from replay_core.measure.statistics import as_reals
 from replay_core.measure.sums import Sums, Total, massive_columns, smooth_sums, sums
 

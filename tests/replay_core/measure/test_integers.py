@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from replay_core.measure.distribution import Distribution
 from replay_core.measure.integers import exact_difference
 from replay_core.measure.pair import figures
-from replay_core.measure.distribution import Distribution
 
 _IDS = [1_200_000_000_000_000_001, 1_119_021_634_053_362_427, -1_200_000_000_000_000_001]
 
