@@ -166,7 +166,7 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
 def _log(path: Path) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
-    #: Counted steps, and the step of the bar on the line; None once one has no such step, or another line numbers its own.
+    #: The bar's step by counted step; None once a line has no such bar, or numbers its own.
     barred: dict[int, int] | None = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
     heads: dict[str, list[str]] = {}

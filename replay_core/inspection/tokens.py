@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,14 +30,20 @@ ALIGNED = ("full", "next", "response")
 _TOKEN_KINDS = ("logprob", "value", "loss", "metric", "mask")
 
 
-def tokens_of(a: Subject, b: Subject | None, sample: int) -> TokensEntry | None:
-    """One sample token by token, both sides; None where no ids are recorded beside the tensor."""
+def tokens_of(a: Subject, b: Subject | None, place: Sequence[int] | None = None) -> TokensEntry | None:
+    """The sample that a place of the tensor is of, token by token, both sides, that token among those shown; the first
+    sample where it is of none. None where no ids are recorded beside the tensor."""
     found = _batches(a)
     ids = next((batch.contents for batch in found if batch.contents is not None), None)
     if ids is None:
         return None
+    token = None if place is None else next((t for one in found if (t := one.token_at(a.ref, place))), None)
+    # Where nothing lays it out, the first number of an index is most often the sample's.
+    sample = token[0] if token is not None else place[0] if place else 0
     sample = min(max(0, sample), len(ids) - 1)
-    row = ids[sample][:MAX_TOKENS]
+    position = None if token is None else token[1]
+    first = max(0, min((position or 0) - MAX_TOKENS // 4, len(ids[sample]) - MAX_TOKENS))
+    row = ids[sample][first : first + MAX_TOKENS]
     columns = _columns(found, sample, "a", a.ref.name)
     if b is not None:
         columns += _columns(_batches(b), sample, "b", b.ref.name)
@@ -52,7 +59,9 @@ def tokens_of(a: Subject, b: Subject | None, sample: int) -> TokensEntry | None:
         "left_out": int(ids[sample].size - row.size),
         "tokenizer": None if path is None else str(path),
         "pieces": pieces,
-        "columns": [{**column, "values": column["values"][: row.size]} for column in columns],
+        "columns": [{**column, "values": column["values"][first : first + row.size]} for column in columns],
+        "first": first,
+        "position": position,
     }
 
 

@@ -12,7 +12,7 @@ WHOLE = 2**53
 
 
 def exact_difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64] | None:
-    """b - a of integers, subtracted as such and only then rounded to a double; None where doubles subtract them as well.
+    """b - a of integers, subtracted as such and only then rounded to a double; None where doubles do as well.
 
     A difference of two 64-bit integers may need 65 bits: it is taken as its size and its sign.
     """

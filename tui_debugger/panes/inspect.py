@@ -58,7 +58,15 @@ class InspectPane(TextSheet):
         write_border(self, subtitle=other if state.inspection.document is not None else "")
         self._draw()
         if moved:
-            self.scroll_home(animate=False)
+            self.scroll_to(y=self._line_of_token(), animate=False)
+
+    def _line_of_token(self) -> int:
+        """How far down the token lies that is looked at, a few of those before it kept in view."""
+        document = self._state.inspection.document
+        tokens = document["tokens"] if document is not None and document["kind"] == "tensor" else None
+        if tokens is None or self._state.inspection.sheet != "tokens" or tokens.get("position") is None:
+            return 0
+        return max(0, int(tokens["position"] or 0) - tokens.get("first", 0) - 2)
 
     def on_resize(self, event: events.Resize) -> None:
         super().on_resize(event)

@@ -132,8 +132,10 @@ def token_table(widget: Widget, text: Text, tokens: TokensEntry, width: int) -> 
     heads = "".join(f" {_head(column):>10}" for column in shown)
     text.append(f"{'pos':>5} {'id':>7} " + (f"{'text':<{piece_size}}" if pieces else "") + f"{heads}\n", muted)
     ids = tokens["ids"]
+    first = tokens.get("first", 0)
     for position, token in enumerate(ids[:_TOKEN_LINES]):
-        text.append(f"{position:>5} ", muted)
+        is_here = first + position == tokens.get("position")
+        text.append(f"{first + position:>5} ", paint(widget, "first") if is_here else muted)
         text.append(f"{token:>7} ")
         if pieces:
             text.append(f"{fmt.middle(fmt.safe(pieces[position]), piece_size - 1):<{piece_size}}", paint(widget, "key"))
