@@ -13,7 +13,7 @@ from replay_core import naming, pages
 from replay_core.compare.correlation import Values, pearson
 from replay_core.compare.judging import digests
 from replay_core.compare.judging.faults import whose
-from replay_core.compare.judging.locating import show_element
+from replay_core.compare.judging.locating import furthest, show_element
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import EXACT_KINDS
 from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError, Side, TensorPair
@@ -225,7 +225,7 @@ def name_samples(row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPai
         sample = int(np.flatnonzero(pairing.to_b >= 0)[sample])
         row.token, row.raw_a = (sample, 0), (sample,)
         row.raw_b = (int(pairing.to_b[sample]),)
-    for one in (row, row.furthest):
+    for one in (row, furthest(row)):
         sample = -1 if one is None or one.token is None else one.token[0]
         if 0 <= sample < pairing.to_b.size and pairing.to_b[sample] != sample and faces(a, b, micro_pair):
             assert one is not None

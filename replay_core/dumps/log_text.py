@@ -214,8 +214,8 @@ def _log(path: Path) -> _Log:
                 following = counted.get(line.stream, 0)
                 step = max(following - 1, 0) if is_aside(values) else following
                 if barred is not None and not is_aside(values):
-                    at = step_of_bar(line.text)
-                    barred = None if at is None or barred.setdefault(step, at) != at else barred
+                    bar = step_of_bar(line.text)
+                    barred = None if bar is None or barred.setdefault(step, bar) != bar else barred
             else:
                 barred = None
             counted[line.stream] = step + 1

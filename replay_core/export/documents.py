@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 import replay_core
 from replay_core import pages
+from replay_core.compare.judging.locating import furthest
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
@@ -356,8 +357,8 @@ def tensor_row(row: TensorVerdict, held: RowsAlike | None = None) -> PairEntry:
     }
     if row.ranks is not None:
         entry["ranks"] = _ranks(row.ranks)
-    if row.furthest is not None and not row.by_digest:
-        entry["greatest"] = clean(_element(row.furthest))
+    if (greatest := furthest(row)) is not None and not row.by_digest:
+        entry["greatest"] = clean(_element(greatest))
     return entry
 
 

@@ -724,15 +724,6 @@ class Batch:
         row = int(placed.rows[mine[np.abs(positions_of(placed.tokens[mine]) - wanted).argmin()]])
         return [*map(int, np.unravel_index(row, ref.shape[: placed.axes])), *[0] * (len(ref.shape) - placed.axes)]
 
-    def token_at(self, ref: TensorRef, index: Sequence[int]) -> tuple[int, int] | None:
-        """The sample and position of an element, of which `index_of` gives the index; None where it has none."""
-        placed = self.place(ref, by_shape=True)
-        if placed is None or len(index) != len(ref.shape) or not placed.by_token:
-            return None
-        row = int(np.ravel_multi_index(tuple(index[: placed.axes]), ref.shape[: placed.axes]))
-        there = placed.tokens[np.flatnonzero(placed.rows == row)[:1]]
-        return (int(samples_of(there)[0]), int(positions_of(there)[0])) if there.size else None
-
     # ---- padding that no mask names
 
     def with_mask(self, mask_BS: Bools) -> Batch:

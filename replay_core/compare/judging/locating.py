@@ -49,8 +49,13 @@ def show_element(row: TensorVerdict, rows: Rowwise, at: tuple[int, int]) -> None
     """Let a row show the element at (row, column) of the rows compared, and the furthest where that is another."""
     row.raw_a, row.raw_b, row.value_a, row.value_b, row.token = _element(rows, at)
     greatest = None if row.figures is None else row.figures.greatest
-    if greatest is not None and greatest.at != at:
-        row.furthest = FurthestElement(*_element(rows, greatest.at))
+    if row.figures is not None and greatest is not None and greatest.at != at:
+        row.figures.kept["furthest"] = FurthestElement(*_element(rows, greatest.at))
+
+
+def furthest(row: TensorVerdict) -> FurthestElement | None:
+    """Where the difference is greatest, where the element shown is another."""
+    return None if row.figures is None else row.figures.kept.get("furthest")
 
 
 def _element(

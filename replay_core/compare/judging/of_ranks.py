@@ -1335,8 +1335,7 @@ def _take(row: TensorVerdict, other: TensorVerdict) -> None:
     )
     row.figures, row.unmasked, row.worst_token = other.figures, other.unmasked, other.worst_token
     row.raw_a, row.raw_b, row.value_a, row.value_b = other.raw_a, other.raw_b, other.value_a, other.value_b
-    row.token, row.furthest = other.token, other.furthest
-    row.skipped, row.damaged = other.skipped, other.damaged
+    row.token, row.skipped, row.damaged = other.token, other.skipped, other.damaged
 
 
 def _is_own_norm(name: str, together: Together) -> bool:

@@ -14,7 +14,7 @@ from replay_core import naming, pages
 from replay_core.compare.judging import copies, digests, limits
 from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.kept_figures import KeptFigures, is_worth_keeping
-from replay_core.compare.judging.locating import FurthestElement, locate
+from replay_core.compare.judging.locating import locate
 from replay_core.compare.judging.measuring import LookAhead, Measured
 from replay_core.compare.judging.of_ranks import OfRanks
 from replay_core.compare.judging.rules import keep
@@ -61,8 +61,6 @@ class TensorVerdict(Struct):
     #: What b calls the sample of `token`, where its samples stand in another order.
     sample_b: int | None = None
     worst_token: tuple[int, int, float] | None = None
-    #: Where the difference is greatest, where the element to look at is another.
-    furthest: FurthestElement | None = None
     note: str | None = None
     #: What the verdict rests on beside the figures; None where no tolerance could change it.
     context: Context | None = None

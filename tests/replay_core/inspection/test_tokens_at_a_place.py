@@ -31,6 +31,6 @@ def test_a_packed_places_sample_is_opened_at_its_token(tmp_path: Path) -> None:
 
 def test_a_token_behind_those_that_fit_is_among_those_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "MAX_TOKENS", 2)
-    found = _looked(tmp_path, at=[0, 11])
+    found = _looked(tmp_path, at=[0, 10])
     assert (found["first"], found["ids"], found["left_out"]) == (3, [10, 11], 3)
     assert all(len(column["values"]) == 2 for column in found["columns"])
