@@ -62,6 +62,11 @@ def exact(value: object) -> str:
     return f"{value:.9g}" if isinstance(value, float) else number(value)
 
 
+def counted(value: object) -> str:
+    """A value among others: integers in full, since ids that are rounded are others."""
+    return exact(value) if isinstance(value, int) else number(value)
+
+
 def exact_pair(a: object, b: object) -> tuple[str, str]:
     """Two values with every digit that tells them from each other: those of float64 that part late, in full."""
     texts = exact(a), exact(b)
@@ -212,16 +217,33 @@ def place(index: Mapping[str, Any] | None) -> str:
     return " ".join(parts)
 
 
-def worst(token: Mapping[str, Any] | None, index: Mapping[str, Any] | None) -> str:
-    """Where a pair is furthest apart: `s1 p0` of a tensor with tokens, else the raw index of the element. It is the
-    headline's place, that of the greatest difference; the token's, where no element is named."""
-    where = index or {}
+def greatest(entry: Mapping[str, Any]) -> str:
+    """Where the difference of a pair is greatest: `s1 p0` of a tensor with tokens, else the raw index of the element;
+    the token furthest off, where no element is named."""
+    where = (entry.get("greatest") or entry).get("index") or {}
+    token = (entry.get("metrics") or {}).get("worst_token")
     raw = where.get("raw_a")
     if where.get("sample") is not None and where.get("position") is not None:
         return f"s{where['sample']} p{where['position']}"
     if token and raw is None:
         return f"s{token['sample']} p{token['position']}"
     return f"[{','.join(map(str, raw))}]" if raw else ""  # a number is at no index
+
+
+def element_at(element: Mapping[str, Any]) -> str:
+    """Where an element lies: `at 1,0,5 (s1 p0)`, its raw index and its token, if it has one."""
+    index = element.get("index") or {}
+    raw = ",".join(map(str, index.get("raw_a") or [])) or "the scalar"
+    has_token = index.get("sample") is not None and index.get("position") is not None
+    return f"at {raw} (s{index['sample']} p{index['position']})" if has_token else f"at {raw}"
+
+
+def shown_as(entry: Mapping[str, Any]) -> str:
+    """What the element shown of a pair is: the greatest difference, or what comes first, which `greatest` stands
+    beside."""
+    if not entry.get("greatest"):
+        return "greatest" if (entry.get("metrics") or {}).get("max_abs") else "first"
+    return "not finite" if (entry.get("metrics") or {}).get("nonfinite_mismatched") else "first"
 
 
 def error_line(error: RldbgError) -> str:

@@ -58,6 +58,7 @@ from replay_core.compare.pairing.together import put_together
 from replay_core.compare.summary import Summary
 from replay_core.compare.tally import Tally
 from replay_core.compare.updates import Updates
+from replay_core.dumps.completeness import without_repeats
 from replay_core.errors import DumpError, NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
@@ -263,6 +264,7 @@ def compare_runs(
     result.notes += cut_otherwise.notes
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
+    result.problems = without_repeats(result.problems)
     result.notes += judge.notes
     if not names:
         result.notes += tolerances.unmet(compared)

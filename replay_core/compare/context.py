@@ -13,6 +13,7 @@ from replay_core import naming, pages
 from replay_core.compare.correlation import Values, pearson
 from replay_core.compare.judging import digests
 from replay_core.compare.judging.faults import whose
+from replay_core.compare.judging.locating import furthest, show_element
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import EXACT_KINDS
 from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError, Side, TensorPair
@@ -224,8 +225,11 @@ def name_samples(row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPai
         sample = int(np.flatnonzero(pairing.to_b >= 0)[sample])
         row.token, row.raw_a = (sample, 0), (sample,)
         row.raw_b = (int(pairing.to_b[sample]),)
-    if sample < pairing.to_b.size and pairing.to_b[sample] != sample and faces(a, b, micro_pair):
-        row.sample_b = int(pairing.to_b[sample])
+    for one in (row, furthest(row)):
+        sample = -1 if one is None or one.token is None else one.token[0]
+        if 0 <= sample < pairing.to_b.size and pairing.to_b[sample] != sample and faces(a, b, micro_pair):
+            assert one is not None
+            one.sample_b = int(pairing.to_b[sample])
 
 
 def _first_text(row: TensorVerdict) -> None:
@@ -272,9 +276,7 @@ def look_at_the_overlap(row: TensorVerdict, micro_pair: MicroBatchPair) -> None:
     row.note = "; ".join([note for note in (row.note, *said) if note])
     if shown is None:
         return
-    row.raw_a, row.raw_b = rows.index(*shown.at)
-    row.token = rows.token(*shown.at)
-    row.value_a, row.value_b = pages.element(a, row.raw_a), pages.element(b, row.raw_b)
+    show_element(row, rows, shown.at)
 
 
 def note_correlation(row: TensorVerdict, micro_pair: MicroBatchPair) -> None:

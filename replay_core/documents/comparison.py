@@ -159,7 +159,13 @@ class _Ranked(TypedDict, total=False):
     """Where several ranks faced one process."""
 
 
-class PairEntry(ElementEntry, RecordPair, _Ruled, _Ranked):
+class _Furthest(TypedDict, total=False):
+    greatest: ElementEntry
+    """Where |d| is greatest, where `index` is another place: the first that is not finite, the first of what must be
+    equal, or the first token past its limit."""
+
+
+class PairEntry(ElementEntry, RecordPair, _Ruled, _Ranked, _Furthest):
     """A pair of tensors, judged."""
 
     name: str

@@ -123,7 +123,14 @@ class TokenColumn(TypedDict):
     values: list[Value]
 
 
-class TokensEntry(TypedDict):
+class _TokensFrom(TypedDict, total=False):
+    first: Count
+    """The position of the first token shown."""
+    position: Count | None
+    """The token that the tensor is looked at; null where that is no token's place."""
+
+
+class TokensEntry(_TokensFrom):
     """One sample token by token."""
 
     sample: Count

@@ -109,3 +109,16 @@ def being_written(files: Sequence[Path]) -> list[Problem]:
             what = f"touched {age:.0f} s ago and not readable: still being written? ({error.message})"
             problems.append(Problem(str(file), what))
     return problems
+
+
+def without_repeats(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems, without those that another of the same file says with more beside it: a file that was touched a
+    moment ago and cannot be read is one, not two."""
+    said: dict[str, list[str]] = {}
+    for problem in problems:
+        said.setdefault(problem.where, []).append(problem.what)
+    return [
+        one
+        for one in dict.fromkeys(problems)
+        if not any(f"({one.what})" in other for other in said[one.where] if other != one.what)
+    ]

@@ -100,6 +100,12 @@ class HowFar(Struct, frozen=True):
     """Seconds for which other lines go on behind it."""
 
 
+def step_of_bar(text: str) -> int | None:
+    """The step of a training's bar that a line begins with; None of any other line."""
+    bar = _BAR.match(text[:_LONGEST].lstrip()) if "|" in text else None
+    return None if bar is None or _NO_TRAINING.search(bar["label"]) else int(bar["at"])
+
+
 class StepsSaid:
     """Takes every line in order."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -28,7 +28,7 @@ from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRESS, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
-from replay_core.dumps.log_progress import StepsSaid
+from replay_core.dumps.log_progress import StepsSaid, step_of_bar
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
 from replay_core.dumps.metrics import EPOCHS
@@ -89,6 +89,12 @@ class _Log(Struct):
     def is_empty(self) -> bool:
         return not (self.iterations or self.metrics or self.events)
 
+    def number(self, steps: dict[int, int]) -> None:
+        """Give counted steps the numbers that the log's bars have for them."""
+        self.metrics = {(_numbered(at, steps), rank): values for (at, rank), values in self.metrics.items()}
+        self.events = {(_numbered(at, steps), rank): events for (at, rank), events in self.events.items()}
+        self.counted = False
+
     def add(
         self, step: int | None, values: dict[str, float], rank: int | None, line: int, *, over: bool = True
     ) -> None:
@@ -98,6 +104,16 @@ class _Log(Struct):
             for key, value in values.items():
                 if over or key not in known:
                     known[key] = value, line
+
+
+def _numbered(step: int | None, steps: dict[int, int]) -> int | None:
+    return None if step is None else steps.get(step, step)
+
+
+def _rising(barred: dict[int, int]) -> dict[int, int]:
+    """The steps of the bars by counted step, where they rise: of a run that began again they do not."""
+    steps = [barred[step] for step in sorted(barred)]
+    return barred if all(one < other for one, other in pairwise(steps)) else {}
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -150,6 +166,8 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
 def _log(path: Path) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
+    #: The bar's step by counted step; None once a line has no such bar, or numbers its own.
+    barred: dict[int, int] | None = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
     heads: dict[str, list[str]] = {}
     columns: dict[str, list[int]] = {}
@@ -195,6 +213,11 @@ def _log(path: Path) -> _Log:
                 log.counted = True
                 following = counted.get(line.stream, 0)
                 step = max(following - 1, 0) if is_aside(values) else following
+                if barred is not None and not is_aside(values):
+                    bar = step_of_bar(line.text)
+                    barred = None if bar is None or barred.setdefault(step, bar) != bar else barred
+            else:
+                barred = None
             counted[line.stream] = step + 1
             last = step
             log.add(step, values, line.rank, line.number)
@@ -245,6 +268,9 @@ def _log(path: Path) -> _Log:
             log.by_step.setdefault((iteration.step, rank), []).append(iteration)
         if not iterations[-1].is_complete:
             log.ends_inside = iterations[-1].step
+    if barred and not (said or log.iterations) and (to := _rising(barred)):
+        log.number(to)
+        last = to.get(last, last) if last is not None else None
     for line, step, values in said or (() if log.metrics or log.iterations else epochs):
         log.add(step, values, line.rank, line.number, over=False)
     if not (log.metrics or log.iterations):

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 import replay_core
 from replay_core import pages
+from replay_core.compare.judging.locating import furthest
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from replay_core.compare.divergence import Origin
     from replay_core.compare.judging.algebra import Ranked
     from replay_core.compare.judging.faults import Fault
+    from replay_core.compare.judging.locating import FurthestElement
     from replay_core.documents.comparison import (
         AroundEntry,
         ComparisonDocument,
@@ -355,6 +357,8 @@ def tensor_row(row: TensorVerdict, held: RowsAlike | None = None) -> PairEntry:
     }
     if row.ranks is not None:
         entry["ranks"] = _ranks(row.ranks)
+    if (greatest := furthest(row)) is not None and not row.by_digest:
+        entry["greatest"] = clean(_element(greatest))
     return entry
 
 
@@ -373,6 +377,10 @@ def _place(row: TensorVerdict, held: RowsAlike) -> ElementEntry:
     if row.by_digest or shown == _NONE_SHOWN:
         held.nowhere = held.nowhere or _nowhere()
         return held.nowhere
+    return _element(row)
+
+
+def _element(row: TensorVerdict | FurthestElement) -> ElementEntry:
     sample, position = row.token or (None, None)
     raw_a = None if row.raw_a is None else list(row.raw_a)
     raw_b = None if row.raw_b is None else list(row.raw_b)

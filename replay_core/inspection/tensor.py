@@ -48,7 +48,7 @@ def tensor_document(
         at_a, at_b: where the caller knows that the two differ.
         part: a slice such as `0:4,:8`, in place of the window.
         judge: compare the pair. The caller may know the verdict already.
-        tokens: also the sample at `at` (its first number), token by token.
+        tokens: also the sample at `at`, or else where the two differ, token by token.
 
     Raises:
         RequestError: `at` or `part` lies outside the tensor.
@@ -69,7 +69,7 @@ def tensor_document(
             place = tuple(index[0]) if index else (0,) * len(subject.ref.shape)
             side["counterpart"] = counterpart(subject, own, place, len(index), CHUNKS)
     doc["difference"] = difference_strips(a.ref, b.ref) if b is not None else None
-    doc["tokens"] = tokens_of(a, b, (at or at_a or [0])[0]) if tokens else None
+    doc["tokens"] = tokens_of(a, b, at or at_a) if tokens else None
     return clean(doc)
 
 

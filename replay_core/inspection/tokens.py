@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +14,9 @@ from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.errors import RequestError
 from replay_core.inspection.subject import Subject
 from replay_core.measure.lag import detect_lag
+from replay_core.records import TensorRef
 from replay_core.samples.batch import Batch, by_sample, rows_of
+from replay_core.samples.layout import positions_of, samples_of
 
 if TYPE_CHECKING:
     from replay_core.documents.tensor import DecodedText, DetectedAlignment, TokenColumn, TokensEntry
@@ -29,14 +32,20 @@ ALIGNED = ("full", "next", "response")
 _TOKEN_KINDS = ("logprob", "value", "loss", "metric", "mask")
 
 
-def tokens_of(a: Subject, b: Subject | None, sample: int) -> TokensEntry | None:
-    """One sample token by token, both sides; None where no ids are recorded beside the tensor."""
+def tokens_of(a: Subject, b: Subject | None, place: Sequence[int] | None = None) -> TokensEntry | None:
+    """The sample that a place of the tensor is of, token by token, both sides, that token among those shown; the first
+    sample where it is of none. None where no ids are recorded beside the tensor."""
     found = _batches(a)
     ids = next((batch.contents for batch in found if batch.contents is not None), None)
     if ids is None:
         return None
+    token = None if place is None else next((t for one in found if (t := _token_at(one, a.ref, place))), None)
+    # Where nothing lays it out, the first number of an index is most often the sample's.
+    sample = token[0] if token is not None else place[0] if place else 0
     sample = min(max(0, sample), len(ids) - 1)
-    row = ids[sample][:MAX_TOKENS]
+    position = None if token is None else token[1]
+    first = max(0, min((position or 0) - MAX_TOKENS // 4, len(ids[sample]) - MAX_TOKENS))
+    row = ids[sample][first : first + MAX_TOKENS]
     columns = _columns(found, sample, "a", a.ref.name)
     if b is not None:
         columns += _columns(_batches(b), sample, "b", b.ref.name)
@@ -52,8 +61,20 @@ def tokens_of(a: Subject, b: Subject | None, sample: int) -> TokensEntry | None:
         "left_out": int(ids[sample].size - row.size),
         "tokenizer": None if path is None else str(path),
         "pieces": pieces,
-        "columns": [{**column, "values": column["values"][: row.size]} for column in columns],
+        "columns": [{**column, "values": column["values"][first : first + row.size]} for column in columns],
+        "first": first,
+        "position": position,
     }
+
+
+def _token_at(batch: Batch, ref: TensorRef, index: Sequence[int]) -> tuple[int, int] | None:
+    """The sample and position of an element, of which `index_of` gives the index; None where it has none."""
+    placed = batch.place(ref, by_shape=True)
+    if placed is None or len(index) != len(ref.shape) or not placed.by_token:
+        return None
+    row = int(np.ravel_multi_index(tuple(index[: placed.axes]), ref.shape[: placed.axes]))
+    there = placed.tokens[np.flatnonzero(placed.rows == row)[:1]]
+    return (int(samples_of(there)[0]), int(positions_of(there)[0])) if there.size else None
 
 
 def _batches(subject: Subject) -> list[Batch]:

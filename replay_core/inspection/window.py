@@ -68,7 +68,10 @@ def window(a: TensorRef, b: TensorRef | None, start_a: Place, start_b: Place | N
     with np.errstate(invalid="ignore", over="ignore"):
         kind = np.complex128 if any(ref.dtype.startswith("complex") for ref in (a, b)) else np.float64
         d = np.asarray(values_b[:size], dtype=kind) - np.asarray(values_a[:size], dtype=kind)
-    return {"index": index, "a": values_a, "b": values_b, "d": d.tolist()}
+    both = zip(values_a[:size], values_b[:size], strict=True)
+    # Integers are subtracted as such: doubles do not tell those of 64 bits apart.
+    gaps = [y - x if type(x) is int and type(y) is int else gap for (x, y), gap in zip(both, d.tolist(), strict=True)]
+    return {"index": index, "a": values_a, "b": values_b, "d": gaps}
 
 
 def _share_last_axis(a: TensorRef, b: TensorRef) -> bool:

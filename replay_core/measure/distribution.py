@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core.measure.equality import is_plain_float, unequal
+from replay_core.measure.integers import exact_difference
 from replay_core.measure.statistics import as_real, as_reals
 
 if TYPE_CHECKING:
@@ -54,12 +55,13 @@ class Distribution(Struct):
         """Take a chunk into account. Returns its |d|, 0 where either side is not finite."""
         self.mismatched += int(np.count_nonzero(unequal(a_RC, b_RC)))
         x, y = as_reals(a_RC, b_RC)
+        whole = exact_difference(a_RC, b_RC)
         both = np.isfinite(x) & np.isfinite(y)
         self.compared += a_RC.size
         if not both.all():
             x, y = np.where(both, x, 0.0), np.where(both, y, 0.0)
         with np.errstate(over="ignore"):
-            d: NDArray[np.float64] = np.minimum(np.abs(y - x), np.finfo(np.float64).max)
+            d: NDArray[np.float64] = np.minimum(np.abs(y - x if whole is None else whole), np.finfo(np.float64).max)
         self.finite += int(np.count_nonzero(both))
         self.max_abs = max(self.max_abs, float(d.max(initial=0.0)))
         there = d[d > 0]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from replay_core.measure.equality import is_plain_float, unequal, unequal_bits
 from replay_core.measure.figures import F64, Element, PairFigures
+from replay_core.measure.integers import exact_difference
 from replay_core.measure.statistics import as_reals
 from replay_core.measure.sums import Sums, Total, massive_columns, smooth_sums, sums
 
@@ -126,10 +127,11 @@ class Pass:
             differs = np.repeat(differs, 2, axis=1)
         both = np.isfinite(x) & np.isfinite(y)
         self._odd(x, y, differs, both, parts)
+        whole = exact_difference(a_RC, b_RC)
         if self.limits is not None:
             atol, rtol = self.limits
             with np.errstate(invalid="ignore", over="ignore"):
-                past = differs & ~(np.abs(y - x) <= atol + rtol * np.abs(x))
+                past = differs & ~(np.abs(y - x if whole is None else whole) <= atol + rtol * np.abs(x))
             pair.beyond = (pair.beyond or 0) + int(np.count_nonzero(past))
         if not both.all():
             # What is not finite is counted above; sums are over the rest.
@@ -137,7 +139,7 @@ class Pass:
         pair.total.count += int(np.count_nonzero(both))
         assert self.massive is not None
         with np.errstate(over="ignore", invalid="ignore"):
-            d = y - x
+            d = y - x if whole is None else whole
         if not np.isfinite(d).all():
             # A difference of finite doubles may pass the largest one.
             d = np.nan_to_num(d)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay_core import pages
+from replay_core.measure.integers import exact_difference
 from replay_core.records import TensorRef
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def difference_strips(a: TensorRef, b: TensorRef) -> DifferenceStrips | None:
     ):
         x = _wide(chunk_a)
         with np.errstate(invalid="ignore", over="ignore"):
-            d = np.abs(_wide(chunk_b) - x)
+            whole = exact_difference(chunk_a, chunk_b)
+            d = np.abs(_wide(chunk_b) - x if whole is None else whole)
             x = np.abs(x)
         usable = np.isfinite(d)
         looked_at += d.size

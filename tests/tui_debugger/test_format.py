@@ -105,9 +105,15 @@ def test_a_name_is_cut_by_the_columns_it_takes_not_by_its_letters() -> None:
     assert fmt.middle("层" * 5, 10) == "层" * 5
 
 
-def test_the_worst_place_is_that_of_the_greatest_difference_as_in_the_headline() -> None:
-    token = {"sample": 0, "position": 0, "rel_l2": 0.1}
-    assert fmt.worst(token, {"sample": 0, "position": 7, "raw_a": [0, 7]}) == "s0 p7"
-    assert fmt.worst(token, {"sample": None, "position": None, "raw_a": [3, 4]}) == "[3,4]"
-    assert fmt.worst(token, None) == "s0 p0"
-    assert fmt.worst(None, {"raw_a": []}) == ""
+def test_the_greatest_difference_has_its_own_place_beside_the_one_shown() -> None:
+    metrics = {"max_abs": 5.3, "worst_token": {"sample": 0, "position": 0, "rel_l2": 1.0}}
+    shown = {"metrics": metrics, "index": {"sample": 0, "position": 7, "raw_a": [0, 7]}}
+    assert (fmt.greatest(shown), fmt.shown_as(shown)) == ("s0 p7", "greatest")
+    furthest = {"index": {"sample": 4, "position": 4, "raw_a": [4, 4]}}
+    apart = {**shown, "greatest": furthest}
+    assert (fmt.greatest(apart), fmt.shown_as(apart)) == ("s4 p4", "first")
+    assert fmt.shown_as({**apart, "metrics": {**metrics, "nonfinite_mismatched": 1}}) == "not finite"
+    assert fmt.element_at(furthest) == "at 4,4 (s4 p4)"
+    assert fmt.greatest({"index": {"sample": None, "position": None, "raw_a": [3, 4]}}) == "[3,4]"
+    assert fmt.greatest({"metrics": metrics}) == "s0 p0"
+    assert fmt.greatest({"index": {"raw_a": []}}) == ""

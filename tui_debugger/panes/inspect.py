@@ -58,7 +58,15 @@ class InspectPane(TextSheet):
         write_border(self, subtitle=other if state.inspection.document is not None else "")
         self._draw()
         if moved:
-            self.scroll_home(animate=False)
+            self.scroll_to(y=self._line_of_token(), animate=False)
+
+    def _line_of_token(self) -> int:
+        """How far down the token lies that is looked at, a few of those before it kept in view."""
+        document = self._state.inspection.document
+        tokens = document["tokens"] if document is not None and document["kind"] == "tensor" else None
+        if tokens is None or self._state.inspection.sheet != "tokens" or tokens.get("position") is None:
+            return 0
+        return max(0, int(tokens["position"] or 0) - tokens.get("first", 0) - 2)
 
     def on_resize(self, event: events.Resize) -> None:
         super().on_resize(event)
@@ -178,10 +186,13 @@ class InspectPane(TextSheet):
         if row is not None and row.is_first and not self._state.tensors.shows_record and origin:
             text.append("origin ", paint(self, "muted"))
             text.append("\n".join(fmt.wrapped(fmt.safe(origin), width, 7)) + "\n")
-        raw = (verdict.get("index") or {}).get("raw_a")
-        if raw is not None and verdict.get("a") is not None and word != "SAME":
-            text.append(f"at {','.join(map(str, raw)) or 'the scalar'} ", paint(self, "muted"))
-            text.append(f"a={fmt.exact(verdict['a'])} b={fmt.exact(verdict.get('b'))}\n", paint(self, "strong"))
+        places = [(fmt.shown_as(verdict), verdict), ("greatest", verdict.get("greatest") or {})]
+        for said, element in places if word != "SAME" else ():
+            raw = (element.get("index") or {}).get("raw_a")
+            if raw is not None and element.get("a") is not None:
+                text.append(f"{said} {fmt.element_at(element)} " if raw else "at the scalar ", paint(self, "muted"))
+                a, b = fmt.exact_pair(element["a"], element.get("b"))
+                text.append(f"a={a} b={b}\n", paint(self, "strong"))
         metrics = {} if word == "SAME" else verdict.get("metrics") or {}
         parts = [(label, fmt.number(metrics[key])) for key, label in _METRICS if metrics.get(key) is not None]
         worst = metrics.get("worst_token") or {}

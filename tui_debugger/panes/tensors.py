@@ -58,7 +58,7 @@ class TensorRows(Rows):
         self._comparing = False
         self._places = Places()
         self._with_place = False
-        self._where, self._worst = 5, 7
+        self._where, self._furthest = 5, 7
         self._named = 30
         """Cells that names are given before any other column."""
         self._measured = 0
@@ -95,7 +95,7 @@ class TensorRows(Rows):
     def _measure(self, *, from_row: int) -> None:
         """How wide the columns must be; rows before `from_row` have been measured, and stay."""
         if not from_row:
-            self._where, self._worst, self._named = 5, 0, 0
+            self._where, self._furthest, self._named = 5, 0, 0
         # From one end to the other: names grow with the number of a layer.
         fresh = self._shown[from_row:]
         rows = [self._rows[index] for index in fresh[:: len(fresh) // _MEASURED + 1]]
@@ -105,7 +105,7 @@ class TensorRows(Rows):
         if self._comparing:
             # An index that is cut in its middle names another element.
             first = (self._rows[index] for index in self._shown[from_row:_MEASURED])
-            self._worst = min(20, max([self._worst, *(len(self._cell(row, "worst")) for row in first)]))
+            self._furthest = min(20, max([self._furthest, *(len(self._cell(row, "max at")) for row in first)]))
         if self._shown:
             self._named = min(60, max([self._named, *(len(fmt.safe(row.name)) for row in rows)]))
         else:
@@ -123,7 +123,7 @@ class TensorRows(Rows):
             return _fitting(self._own, width - 2 - 20)
         # Figures come before the ends of long names, and these before what the two have alike.
         room = width - 11 - min(30, self._named)
-        figures = [("rel l2", 9), ("max |d|", 9), ("worst", max(7, self._worst))]
+        figures = [("rel l2", 9), ("max |d|", 9), ("max at", max(7, self._furthest))]
         if self._with_place:
             taken = sum(size + 1 for _, size in figures)
             figures.insert(0, ("where", max(7, min(self._where, room - taken - 1))))
@@ -189,8 +189,8 @@ class TensorRows(Rows):
             return "" if item.verdict == "SAME" else fmt.number(metrics.get("rel_l2"), 3)
         if column == "max |d|":
             return "" if item.verdict == "SAME" else fmt.number(metrics.get("max_abs"), 3)
-        if column == "worst":
-            return fmt.worst(metrics.get("worst_token"), entry.get("index")) if item.verdict != "SAME" else ""
+        if column == "max at":
+            return fmt.greatest(entry) if item.verdict != "SAME" else ""
         if column == "where":
             return self._places.of(item)
         if column == "shape":

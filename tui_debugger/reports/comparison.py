@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ComparisonDocument,
         CoverageEntry,
         DivergenceEntry,
+        ElementEntry,
         PairEntry,
         ParallelFault,
     )
@@ -195,7 +196,7 @@ def _beside(beside: AroundEntry, places: list[int], at: int | None) -> list[str]
     elif beside["token_ids"]:
         table.append(["token", *("" if token is None else str(token) for token in some(beside["token_ids"]))])
     for which, values in (("a", beside["a"]), ("b", beside["b"])):
-        table.append([which, *(words.number(value) for value in some(values))])
+        table.append([which, *(words.counted(value) for value in some(values))])
     return [f"    {line}" for line in columns(table, right=frozenset(range(1, len(marked) + 1)))]
 
 
@@ -229,11 +230,10 @@ def _near(name: str, known: list[str]) -> list[str]:
 def _explained(row: PairEntry) -> str:
     lines = [f"{row['verdict']}{' (suspect)' if row['suspect'] else ''}  {row['name']}", f"  at      {held_at(row)}"]
     if row["a"] is not None or row["b"] is not None:
-        place = words.place(row["index"])
-        if row["index"]["sample_b"] is not None:
-            place += f" (sample {row['index']['sample_b']} of b)"
-        a, b = words.exact_pair(row["a"], row["b"])
-        lines.append(f"  values  a = {a}   b = {b}   {place}".rstrip())
+        told = words.shown_as(row) if row.get("greatest") or row["verdict"] in words.DIVERGING else ""
+        lines.append(f"  values  {_values(row, told)}")
+    if other := row.get("greatest"):
+        lines.append(f"          {_values(other, 'greatest')}")
     lines.append(f"  why     {row['reason']}")
     if asked := row.get("rules"):
         rule = row.get("rule")
@@ -252,6 +252,15 @@ def _explained(row: PairEntry) -> str:
     if row["note"]:
         lines.append(f"  note    {row['note']}")
     return "\n".join(lines)
+
+
+def _values(element: ElementEntry | PairEntry, told: str) -> str:
+    """Both values, where they stand, and what the place is."""
+    place = words.place(element["index"])
+    if element["index"]["sample_b"] is not None:
+        place += f" (sample {element['index']['sample_b']} of b)"
+    a, b = words.exact_pair(element["a"], element["b"])
+    return f"a = {a}   b = {b}   {place}{f' ({told})' if told and place else ''}".rstrip()
 
 
 def coverage_line(coverage: CoverageEntry) -> str:

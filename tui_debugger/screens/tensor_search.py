@@ -163,6 +163,9 @@ class TensorSearch:
 
         def go(text: str) -> None:
             text = text.replace("[", "").replace("]", "").replace(" ", "")
+            if self._state.inspection.sheet == "tokens" and ":" in text:
+                self._stage.say("a slice is shown as values: i goes back to them; an index opens its sample", "error")
+                return
             if ":" in text:
                 self._stage.work(self._session.looking.inspect(part=text), "inspect")
                 return

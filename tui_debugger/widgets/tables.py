@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 #: Rows of a slice drawn; what is left out is counted.
 _LINES = 200
 _TOKEN_LINES = 512
+#: Integers that a short number would round.
+_LONG = 10**9
+#: What ends a line of the other side's values in a slice.
+_OTHER = "  b"
 
 
 def window_table(
@@ -35,7 +39,8 @@ def window_table(
     labels = [",".join(map(str, place)) for place in index]
     wide = min(max(len(label) for label in labels) + 1, 16)
     columns = 3 if b is not None else 2 if beside else 1
-    size = max(8, min(16, (width - wide - 1) // columns))
+    ids = any(type(value) is int and abs(value) >= _LONG for value in [*a, *(b or [])])
+    size = max(8, min(21 if ids else 16, (width - wide - 1) // columns))
     heads = ("a", "b", "b - a") if b is not None else pair_heads(beside) if beside else ("value",)
     muted = paint(widget, "muted")
     text.append(f"\n{'index':<{wide}}" + "".join(f"{head:>{size}}" for head in heads) + "\n", muted)
@@ -44,10 +49,11 @@ def window_table(
         differs = b is not None and i < len(b) and a[i] != b[i]
         is_here = here is not None and index[i] == here
         text.append(f"{label:<{wide}}", paint(widget, "first" if is_here else "muted"))
-        text.append(f"{fmt.number(a[i], digits):>{size}}")
+        text.append(f"{_value(a[i], digits, size):>{size}}")
         if b is not None and i < len(b):
             text.append(
-                f"{fmt.number(b[i], digits):>{size}}", paint(widget, "first" if is_here else "diff") if differs else ""
+                f"{_value(b[i], digits, size):>{size}}",
+                paint(widget, "first" if is_here else "diff") if differs else "",
             )
             delta = fmt.number(d[i], 3) if d is not None and differs else "="
             text.append(f"{delta:>{size}}", paint(widget, "diff" if differs else "muted"))
@@ -55,6 +61,13 @@ def window_table(
             text.append(f"{fmt.number(beside['values'][i], digits):>{size}}")
         text.append("\n")
     text.append("@ shows another place, or a slice\n", muted)
+
+
+def _value(value: object, digits: int, size: int) -> str:
+    """A number; of an integer every digit where they fit, since an id that is rounded is another."""
+    if type(value) is int and abs(value) >= _LONG and len(str(value)) < size:
+        return str(value)
+    return fmt.number(value, digits)
 
 
 def pair_heads(beside: CounterpartEntry) -> tuple[str, str]:
@@ -81,7 +94,8 @@ def parts_table(widget: Widget, text: Text, part: SliceEntry, other: SliceEntry 
     shape, values = part["shape"] or [1], part["values"]
     per_line = shape[-1]
     second = other["values"] if other else []
-    fits = max(1, (width - 2) // 10)
+    # The other side's line ends in its letter.
+    fits = max(1, (width - (len(_OTHER) if second else 0)) // 10)
     text.append(f"\nfrom {part['start']} · shape {fmt.shape(shape)}\n", muted)
     lines = 0
     for start in range(0, len(values), max(1, per_line)):
@@ -98,7 +112,7 @@ def parts_table(widget: Widget, text: Text, part: SliceEntry, other: SliceEntry 
                 for value_a, value_b in zip(piece, piece_b, strict=False):
                     same = value_a == value_b
                     text.append(f"{'=' if same else fmt.number(value_b):>10}", muted if same else paint(widget, "diff"))
-                text.append("  b\n", muted)
+                text.append(f"{_OTHER}\n", muted)
                 lines += 1
     if part["left_out"]:
         text.append(f"{part['left_out']:,} more values lie in the slice\n", muted)
@@ -118,8 +132,10 @@ def token_table(widget: Widget, text: Text, tokens: TokensEntry, width: int) -> 
     heads = "".join(f" {_head(column):>10}" for column in shown)
     text.append(f"{'pos':>5} {'id':>7} " + (f"{'text':<{piece_size}}" if pieces else "") + f"{heads}\n", muted)
     ids = tokens["ids"]
+    first = tokens.get("first", 0)
     for position, token in enumerate(ids[:_TOKEN_LINES]):
-        text.append(f"{position:>5} ", muted)
+        is_here = first + position == tokens.get("position")
+        text.append(f"{first + position:>5} ", paint(widget, "first") if is_here else muted)
         text.append(f"{token:>7} ")
         if pieces:
             text.append(f"{fmt.middle(fmt.safe(pieces[position]), piece_size - 1):<{piece_size}}", paint(widget, "key"))

@@ -109,7 +109,8 @@ def _first_section(first: DivergenceEntry | None) -> list[Section]:
 def _gap(a: Any, b: Any) -> float:
     """|b - a|; infinite where they differ and no number says by how much."""
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        gap = abs(float(b) - float(a))
+        # Integers are subtracted as such: doubles do not tell those of 64 bits apart.
+        gap = abs(float(b - a)) if isinstance(a, int) and isinstance(b, int) else abs(float(b) - float(a))
         return gap if gap == gap else math.inf
     return 0.0 if a == b else math.inf
 
