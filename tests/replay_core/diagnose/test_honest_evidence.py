@@ -126,7 +126,8 @@ def test_an_expectation_is_one_that_is_not_met(tmp_path: Path) -> None:
     ]
     (found,) = (one for one in worrying(diagnosed_path(_json(tmp_path, steps))) if "does not rise" in one.claim)
     shown = found.evidence[0]
-    assert float(shown.value) <= float((shown.expected or "").removeprefix("> "))
+    assert isinstance(shown.value, float)
+    assert shown.value <= float((shown.expected or "").removeprefix("> "))
 
 
 def test_an_age_that_climbs_is_told_from_where_it_begins(tmp_path: Path) -> None:
