@@ -73,8 +73,6 @@ class _Count(Struct):
     of: int
     line: int
     took: float = 0.0
-    first: int = 0
-    """The line that first told of it."""
     stride: int = 1
     """Steps from the last line but one that tells of it to the last."""
     rises: int = 0
@@ -169,7 +167,7 @@ class StepsSaid:
     def _count(self, known: dict[int, _Count], at: int, of: int, line: int, took: float = 0.0) -> None:
         if of < _FEWEST or at > of:
             return
-        count = known.setdefault(of, _Count(at, of, line, took, line))
+        count = known.setdefault(of, _Count(at, of, line, took))
         # A summary counts something else of as many: `zero-reward steps: 9/50`. A restart counts from the beginning.
         if at >= count.at or at <= 1:
             if at > count.at:

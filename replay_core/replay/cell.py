@@ -385,9 +385,9 @@ class BatchReplay(Struct, dict=True):
                 self.model.known["by_key"] = by_key(capture.tensors, width, shorter, width - 1)
             finite = bool(torch.isfinite(logits).all())
             self.model.known["not_finite"] = None if finite else _not_finite(self.model.causal_lm)
-            heard = [one for one in during if one is not None and not same_bits(hidden, one)]
-            known = self.model.known
-            if heard and same_bits(hidden, before) and known["whole"] is None and "left_out" not in known:
+            known, within = self.model.known, during[0] if len(during) == 1 else None
+            is_another = within is not None and not same_bits(hidden, within)
+            if is_another and same_bits(hidden, before) and known["whole"] is None and "left_out" not in known:
                 # The same each time it is called, and another within the model: the model gives it something besides.
                 self.model.known["whole"] = WholeModel(self.model.causal_lm)
                 return self._probed()
