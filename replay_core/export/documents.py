@@ -12,7 +12,6 @@ from msgspec.structs import asdict
 
 import replay_core
 from replay_core import pages
-from replay_core.compare.judging.locating import furthest
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
@@ -357,6 +356,8 @@ def tensor_row(row: TensorVerdict, held: RowsAlike | None = None) -> PairEntry:
     }
     if row.ranks is not None:
         entry["ranks"] = _ranks(row.ranks)
+    from replay_core.compare.judging.locating import furthest  # numpy, which whoever has a row has; the screen does not
+
     if (greatest := furthest(row)) is not None and not row.by_digest:
         entry["greatest"] = clean(_element(greatest))
     return entry

@@ -324,7 +324,7 @@ def scale_leaps(log: RunLog) -> Finding | None:
     mean = given(log.get("reward"))
     scale = log.get("reward_max") or log.get("reward_std") or mean
     at = _leap(scale)
-    if (spread := log.get("reward_std")) is not None and (wide := _widens(spread)) is not None and _leap(mean) is None:
+    if (spread := log.get("reward_std")) is not None and (wide := _widens(spread, mean)) is not None:
         begun, now = median(spread.values[:wide]), median(spread.values[wide:])
         return warning(
             f"the spread of rewards leaps {now / begun:.3g} times at step {spread.points[wide].step}, and their mean "
@@ -362,14 +362,19 @@ def scale_leaps(log: RunLog) -> Finding | None:
 WIDER, SIDES, STEADY = 2.0, 8, 2.0
 
 
-def _widens(series: Series) -> int | None:
-    """The place from which on a spread that was steady is over `WIDER` times every one before."""
+def _widens(series: Series, mean: Series) -> int | None:
+    """The place from which on a spread that was steady is over `WIDER` times every one before, and the mean is not
+    larger with it, as on another scale, or where a policy learns.
+    """
     sizes = series.values
     if not all(math.isfinite(size) and size >= 0 for size in sizes):
         return None
     most, least = trends.so_far(sizes, max), trends.from_here(sizes, min)
     at = next((at for at in range(SIDES, len(sizes) - SIDES + 1) if least[at] > WIDER * most[at - 1] > 0), None)
-    return None if at is None or most[at - 1] > STEADY * median(sizes[:at]) else at
+    if at is None or most[at - 1] > STEADY * median(sizes[:at]):
+        return None
+    before, after = (median(map(abs, each)) for each in (mean.values[:at], mean.values[at:] or mean.values[-1:]))
+    return at if after <= before * math.sqrt(median(sizes[at:]) / median(sizes[:at])) else None
 
 
 def _leap(series: Series) -> int | None:

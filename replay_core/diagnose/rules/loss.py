@@ -154,10 +154,12 @@ def reduction(batch: StepBatch) -> Finding | None:
         weighted, _ = _parts(batch, weighted=True)
         if found := _agreeing(with_constants(weighted)):
             parts, agreed = weighted, found
-    # A loss of 0 agrees with everything and tells nothing, nor of what is stated.
-    skip_if(all(abs(part.value) < FLOOR for part in parts), "every logged loss is 0: all reductions agree")
+    # Nothing but a product with 0 is 0 to the last bit: of its reduction that tells nothing, nor of what is stated.
+    skip_if(all(part.value == 0 for part in parts), "every logged loss is exactly 0: something multiplies it by 0")
     if (told := _otherwise(batch, parts, agreed, exact=exact)) is not None:
         return told
+    # A loss of 0 agrees with everything and tells nothing.
+    skip_if(all(abs(part.value) < FLOOR for part in parts), "every logged loss is 0: all reductions agree")
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
     if agreed:
