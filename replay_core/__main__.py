@@ -47,13 +47,14 @@ def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoRet
     options.add_argument(
         "--die-with-parent", action="store_true", help="ask the kernel (Linux) to end us with our parent"
     )
+    options.add_argument("--forked", action="store_true", help="the process that forked us stepped back for us")
     chosen = options.parse_args(argv)
 
     requests_fd, answers_fd = _take_the_wire()
     faulthandler.enable(all_threads=True)
     if chosen.die_with_parent:
-        _die_with_parent()
-    _step_back()
+        die_with_parent()
+    step_back(0 if chosen.forked else NICENESS)
     if chosen.role == wire.READER:
         limit_process()
     else:
@@ -61,14 +62,14 @@ def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoRet
     _Loop(perform or _workbench, requests_fd, answers_fd).run()
 
 
-def _step_back() -> None:
+def step_back(by: int = NICENESS) -> None:
     """Leave the processor to whoever else wants it, this child's own screen first.
 
     Linux shares the processor out between sessions before it looks at nice values (sched(7), "The autogroup feature"),
     and this child leads a session of its own: its session has to step back as well.
     """
     with contextlib.suppress(OSError, AttributeError):
-        niceness = os.nice(NICENESS)
+        niceness = os.nice(by)
         if os.getsid(0) == os.getpid():
             with open("/proc/self/autogroup", "w") as group:
                 group.write(str(niceness))
@@ -228,7 +229,8 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Ask the kernel (Linux) to end this process with its parent's thread."""
     # stdin EOF does the same, but a thread must run to see it, and native code may hold the interpreter.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,7 @@
-"""ChildRunner: runs a job in a child process and waits for it. A fresh child per job, or one kept warm."""
+"""ChildRunner: runs a job in a child process and waits for it. A fresh child per job, or one kept warm.
+
+Fresh children of a replay are forked from one Python that has imported torch (`executors.forking`), where that can be.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from replay_core.errors import error_from_mapping
-from replay_core.executors import wire
-from replay_core.jobs import Answer, Job, LogLine, OnEvent, ignore
+from replay_core.executors import forking, wire
+from replay_core.jobs import IMPORTING, Answer, Job, LogLine, OnEvent, ignore
 
 #: How long a child that closed its wire, or was asked to leave, may take before it is killed.
 GRACE_S = 5.0
@@ -52,6 +55,7 @@ class ChildRunner:
         self._command = command
         self._environment = dict(environment or {})
         self._child: _Child | None = None
+        self._origin: forking.Origin | None = None
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> ChildRunner:
@@ -74,7 +78,7 @@ class ChildRunner:
             RldbgError: the error the job raised.
             ChildDiedError: the child ended without an answer, or was ended at the time limit.
         """
-        child = self._child_for(wire.role_of(job))
+        child = self._child_for(job, on_event)
         try:
             document = child.ask(next(self._numbers), job, on_event, self.time_limit_s)
         except BaseException:
@@ -83,36 +87,38 @@ class ChildRunner:
             child.kill()
             raise
         if not self.warm:
-            self.close()
+            self._end_child()
         error = document.get("error")
         if error is not None:
             raise error_from_mapping(error)
         return document["result"]
 
     def close(self) -> None:
-        """End the child. Safe to call twice."""
+        """End the child, and the Python that children are forked from. Safe to call twice."""
+        self._end_child()
+        origin, self._origin = self._origin, None
+        if origin is not None:
+            origin.close()
+
+    def _end_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             child.leave()
 
-    def _child_for(self, role: str) -> _Child:
+    def _child_for(self, job: Job, on_event: OnEvent) -> _Child:
+        role = wire.role_of(job)
         if self._child is not None and (self._child.role != role or self._child.process.poll() is not None):
-            self.close()
+            self._end_child()
         if self._child is None:
             environment = {**wire.child_environment(role), **self._environment}
-            self._child = _Child(role, self._command(role), environment)
+            self._child = _Child(
+                role, self._forked(job, role, environment, on_event) or self._started(role, environment)
+            )
         return self._child
 
-
-class _Child:
-    """One child process and the two threads that drain it into a queue."""
-
-    def __init__(self, role: str, command: list[str], environment: Mapping[str, str]) -> None:
-        self.role = role
-        self._tail: deque[str] = deque(maxlen=wire.TAIL_LINES)
-        self._arrived: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
-        self.process = subprocess.Popen(
-            command,
+    def _started(self, role: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command(role),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -120,6 +126,28 @@ class _Child:
             # Its own session: Ctrl-C reaches the parent alone, which then ends the child and whatever it started.
             start_new_session=True,
         )
+
+    def _forked(self, job: Job, role: str, environment: Mapping[str, str], on_event: OnEvent) -> forking.Forked | None:
+        """A child that has imported what the job needs; None where it is to import that itself."""
+        is_ours = self._command is wire.child_command and not self.warm
+        if not (is_ours and job.kind in forking.JOBS and forking.is_possible()):
+            return None
+        if self._origin is not None and not self._origin.is_alive:
+            self._origin.close()
+            self._origin = None
+        if self._origin is None:
+            on_event(IMPORTING)
+            self._origin = forking.Origin(role, environment)
+        return forking.Forked(self._origin)
+
+
+class _Child:
+    """One child process and the two threads that drain it into a queue."""
+
+    def __init__(self, role: str, process: subprocess.Popen[bytes] | forking.Forked) -> None:
+        self.role, self.process = role, process
+        self._tail: deque[str] = deque(maxlen=wire.TAIL_LINES)
+        self._arrived: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self._drains = [

@@ -8,8 +8,9 @@ import pytest
 
 from replay_core.executors import wire
 
-_LOOP = """
+PERFORM = """
 import os, signal, subprocess, sys, time
+PREPARED = []
 from replay_core.__main__ import main
 from replay_core.errors import SelectionError
 from replay_core.jobs import LogLine, Partial, Progress
@@ -77,13 +78,13 @@ def perform(job, on_event):
         # Printed, not sent: a cancel that meets an event on its way would still be heard.
         print("deaf", flush=True)
         time.sleep(60)
+    if job.kind == "prepared":
+        return {"at": os.environ.get("PREPARED"), "prepared": PREPARED, "argv": sys.argv}
     return {"params": params}
-
-main(perform)
 """
 
 
 @pytest.fixture(scope="session")
 def command() -> Callable[[str], list[str]]:
-    """Makes the command line of a child whose job kinds are the names in `_LOOP`."""
-    return lambda role: wire.child_command(role, _LOOP)
+    """Makes the command line of a child whose job kinds are the names in `PERFORM`."""
+    return lambda role: wire.child_command(role, PERFORM + "\nmain(perform)\n")

@@ -1,0 +1,217 @@
+"""Children by fork: one Python imports torch and transformers, and every child of a replay begins where it stands.
+
+    parent ══ socket ══ origin ── fork ── child ══ its three pipes ══ parent
+
+Each child is a process of its own as before, in a session of its own: time and memory are independent of order, and a
+crash costs one job. What is saved is the import, which takes longer than most cells. Origin and child end with the
+parent. The origin never touches a device; where an import did, a child starts anew, since a fork cannot use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+from replay_core.executors import wire
+
+if TYPE_CHECKING:
+    from replay_core.__main__ import Perform
+
+#: What the origin runs.
+SERVE = "from replay_core.executors.forking import serve; serve()"
+#: What the origin says: the child's number once it leads a session, then its status as `os.waitpid` has it.
+_SAID = struct.Struct("<q")
+#: Files that stay open from a runtime's start to a process's end; NVML, which only asks, opens others.
+_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
+#: Jobs whose imports the origin has.
+JOBS = frozenset(("replay_cell", "replay_why", "replay_slice", "replay_blame"))
+
+
+def is_possible() -> bool:
+    """Whether children can be forked here: Linux alone says so that nothing of a forked library breaks."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+class Origin:
+    """The parent's end: starts the Python that forks, at its first child."""
+
+    def __init__(self, role: str, environment: Mapping[str, str]) -> None:
+        self.role = role
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                wire.child_command(role, SERVE),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        self.socket = ours
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        """End it, and a child that is left."""
+        self.socket.close()
+        wire.kill_group(self.process.pid)
+        self.process.wait()
+
+
+class Forked:
+    """A child of an origin; what `executors.child` asks of a `subprocess.Popen`."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._pid: int | None = None
+        self.returncode: int | None = None
+        (stdin, ours_in), (ours_out, stdout), (ours_err, stderr) = os.pipe(), os.pipe(), os.pipe()
+        self.stdin, self.stdout, self.stderr = open(ours_in, "wb"), open(ours_out, "rb"), open(ours_err, "rb")
+        try:
+            with contextlib.suppress(BrokenPipeError):  # the origin died: `wait` tells how
+                socket.send_fds(origin.socket, [b"f"], [stdin, stdout, stderr])
+        finally:
+            for end in (stdin, stdout, stderr):
+                os.close(end)
+
+    @property
+    def pid(self) -> int:
+        """Its number; the origin's until it is forked."""
+        if self._pid is None:
+            self._hear(0)
+        return self._origin.process.pid if self._pid is None else self._pid
+
+    def poll(self) -> int | None:
+        """As Popen's."""
+        while self.returncode is None and self._hear(0):
+            pass
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As Popen's.
+
+        Raises:
+            subprocess.TimeoutExpired: it is still there.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._hear(left):
+                raise subprocess.TimeoutExpired("a forked child", timeout or 0.0)
+        return self.returncode
+
+    def _hear(self, timeout: float | None) -> bool:
+        """Take what the origin says next; whether it said something in time."""
+        if self.returncode is not None or not select.select([self._origin.socket], [], [], timeout)[0]:
+            return False
+        try:
+            said = self._origin.socket.recv(_SAID.size, socket.MSG_WAITALL)
+        except ConnectionResetError:
+            said = b""
+        if len(said) < _SAID.size:
+            self.returncode = self._origin.process.wait()
+        elif self._pid is None:
+            (self._pid,) = _SAID.unpack(said)
+        else:
+            self.returncode = os.waitstatus_to_exitcode(_SAID.unpack(said)[0])
+        return True
+
+
+def serve(prepare: Callable[[], None] | None = None, perform: Perform | None = None) -> NoReturn:
+    """The origin: import once, fork whenever the parent sends the streams of a child, tell how it ended.
+
+    prepare, perform: what stands in for the imports and for the jobs in tests.
+    """
+    from replay_core.__main__ import die_with_parent, step_back
+
+    if "--die-with-parent" in sys.argv:
+        die_with_parent()
+    step_back()
+    connection = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    is_prepared = False
+    while True:
+        asked, streams, _, _ = socket.recv_fds(connection, 1, 3)
+        if not asked:
+            os._exit(0)
+        if not is_prepared:
+            # What libraries print while they are imported belongs in the log of the child that waits for it.
+            os.dup2(streams[2], 1), os.dup2(streams[2], 2)
+            (prepare or _import)()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os.dup2(nothing, 1), os.dup2(nothing, 2)
+            is_prepared = True
+        _keep(connection, streams, perform)
+
+
+def _import() -> None:
+    """What every replay imports; where that fails, each child finds out by itself and says so."""
+    from replay_core.collecting import importing
+
+    # Who only asks whether there is a device must not touch it: children of a process that did cannot use it.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    with contextlib.suppress(Exception, SystemExit), importing():
+        import replay_core.replay.run
+        import replay_core.replay.why  # noqa: F401
+    del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+
+
+def _keep(connection: socket.socket, streams: list[int], perform: Perform | None) -> None:
+    """Fork a child with those streams and wait for its end, or the parent's."""
+    leads, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        connection.close()
+        os.close(leads)
+        os.close(told)
+        _become(perform)
+    for end in (*streams, told):
+        os.close(end)
+    os.read(leads, 1)  # ends once the child leads its session, or is dead
+    os.close(leads)
+    connection.sendall(_SAID.pack(child))
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([ended, connection], [], [])
+    if ended not in ready:  # the parent left, or asks for another before this one is gone: it is not wanted any more
+        wire.kill_group(child)
+    os.close(ended)
+    connection.sendall(_SAID.pack(os.waitpid(child, 0)[1]))
+
+
+def _become(perform: Perform | None) -> NoReturn:
+    """Be the child: answer jobs over the streams. What no fork may take along is left behind by starting anew."""
+    from replay_core.__main__ import main
+
+    words = [sys.argv[1], "--die-with-parent", "--forked"]
+    if _holds_a_device():
+        command = [*wire.child_command(sys.argv[1])[:3], *words]
+        os.execv(command[0], command)
+    main(perform, words)
+
+
+def _holds_a_device() -> bool:
+    """Whether CUDA or ROCm was initialised in the process that forked this one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda._is_in_bad_fork():
+        return True
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}") in _DEVICES:
+                return True
+    return False
