@@ -76,7 +76,8 @@ class Forked:
         self._pid: int | None = None
         self.returncode: int | None = None
         (stdin, ours_in), (ours_out, stdout), (ours_err, stderr) = os.pipe(), os.pipe(), os.pipe()
-        self.stdin, self.stdout, self.stderr = open(ours_in, "wb"), open(ours_out, "rb"), open(ours_err, "rb")
+        self.stdin = open(ours_in, "wb")  # noqa: SIM115
+        self.stdout, self.stderr = open(ours_out, "rb"), open(ours_err, "rb")  # noqa: SIM115
         try:
             with contextlib.suppress(BrokenPipeError):  # the origin died: `wait` tells how
                 socket.send_fds(origin.socket, [b"f"], [stdin, stdout, stderr])

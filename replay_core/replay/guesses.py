@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -18,11 +19,17 @@ from replay_core.records import Run
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.causes import cause_of_recording
 from replay_core.replay.flags import Flags
+from replay_core.replay.kinds import KINDS
 from replay_core.replay.matrix import Bench, CellResult
+from replay_core.replay.recorded import replayed
 from replay_core.replay.references import resolve
 
+#: Rows of the trainer's own forward that are asked by themselves: those that are furthest off.
+_ROWS_ASKED = 2
 #: What is left of the distance, on average and at its worst token, where a mistake is what the trainer made.
 _LEFT, _LEFT_AT_MOST = 0.1, 0.5
+#: And what stays of it where something has no part in it.
+_STAYS = 0.5
 
 
 class Mistake(Struct, frozen=True):
@@ -108,3 +115,41 @@ def explain(
                 continue  # what is each row alone but for rounding is no mistake
             return cause_of_recording(held, mistake.said, mean, why)
     return cause_of_recording(held, tried=tried)
+
+
+def by_rows_alone(bench: Bench, own: CellResult, cause: dict[str, Any], batch: MicroBatch) -> dict[str, Any]:
+    """The cause of the trainer's own forward (`own`) that no known mistake explains, its worst rows asked by themselves:
+    what is right alone and wrong beside the others sees them; what is wrong alone as well does not need them.
+    """
+    assert own.run is not None
+    assert bench.baseline.run is not None
+    own_BS, right_BS = replayed(own.run, batch), replayed(bench.baseline.run, batch)
+    off_B = np.abs(own_BS - right_BS).sum(1) / np.maximum(batch.valid_BS.sum(1), 1)
+    rows = [int(row) for row in np.argsort(-off_B)[:_ROWS_ASKED] if off_B[row] > 0]
+    bench.expected += len(rows)
+    left = []
+    for row in rows:
+        try:
+            result = bench.own_row(row)
+        except JobCancelledError:
+            raise
+        except RldbgError:
+            return cause
+        if result.run is None:
+            return cause
+        few = batch.take([row])
+        left.append(float(np.abs(replayed(result.run, few) - right_BS[[row]]).sum() / max(1, few.valid_BS.sum())))
+    if not rows:
+        return cause
+    asked = " and ".join(f"row {row} ({one:.2g} nats off on average, {off_B[row]:.2g} beside the others)"
+                         for row, one in zip(rows, left, strict=True))  # fmt: skip
+    if all(one <= _LEFT * off_B[row] for row, one in zip(rows, left, strict=True)):
+        kind = "other_samples"
+        why = f"by itself it is right of {asked}: which rows stand beside it decides"
+        return {**cause, "kind": kind, "off": sorted(rows), "sentence": f"its forward: {KINDS[kind].said}: {why}"}
+    if all(one >= _STAYS * off_B[row] for row, one in zip(rows, left, strict=True)):
+        return {
+            **cause,
+            "sentence": f"{cause['sentence']}; by itself it is as far off of {asked}: no other row has a part in it",
+        }
+    return cause

@@ -95,8 +95,10 @@ class CellResult(Struct):
             return True
         if self.comparison.agrees is False or self.off:
             return False
-        # The trainer's own code has no modules to capture: what it did say was compared.
-        return True if self.cell.get("forward") else self.comparison.agrees
+        if self.cell.get("forward"):
+            # The trainer's own code has no modules to capture: what it did say was compared, and asked about.
+            return self.cause is None
+        return self.comparison.agrees
 
     @property
     def is_noise(self) -> bool:
@@ -563,6 +565,12 @@ class Bench:
             result.comparison = compare_runs(self.baseline.run, result.run)
             result.segments = segments(self.baseline.run, result.run, result.cell["final_hidden"])
         return result
+
+    def own_row(self, row: int) -> CellResult:
+        """The trainer's own forward of one row of the micro-batch by itself; compared with nothing."""
+        plan = self._asking_plan(self.plan.with_flags(self.plan.flags, str(self.out / f"own_row{row}")))
+        self._tell(Progress(0, None, f"its forward of row {row} alone"))
+        return self._once(replace(plan, capture="none", rows=str(row)))
 
     def why_beside(self, result: CellResult, flags: Flags, name: str) -> dict[str, Any] | None:
         """Why that setting is not what each row alone computes."""

@@ -255,12 +255,19 @@ class Explained(Struct, frozen=True):
         values_N, one_N, other_N = (
             part[chosen] for part in (recorded.values_BS, replayed(one, batch), replayed(other, batch))
         )
+        return cls.of_tokens(values_N, one_N, other_N, times=_ENGINE if recorded.name == AGAINST else 1.0)
+
+    @classmethod
+    def of_tokens(cls, values_N: Floats, one_N: Floats, other_N: Floats, *, times: float = 1.0) -> Explained:
+        """Of log-probabilities of the tokens that count: `values_N`, and those of a replay in two dtypes.
+
+        times: how much further than the two are apart they may be off.
+        """
         noise_N = np.abs(one_N - other_N)
         off_N = min((np.abs(values_N - one_N), np.abs(values_N - other_N)), key=lambda distance_N: distance_N.mean())
         mean, most = float(noise_N.mean()), float(noise_N.max())
         # Log-probabilities that were themselves formed in half precision are rounded once more.
         stored_N = _HALF * np.abs(values_N) if _is_half(values_N) else np.zeros_like(values_N)
-        times = _ENGINE if recorded.name == AGAINST else 1.0
         is_typical = off_N.mean() <= times * max(_MEAN * mean, _LEAST_MEAN) + stored_N.mean()
         beyond_N = off_N > times * max(_MOST * most, _LEAST_MOST) + stored_N
         are_few = beyond_N.sum() < max(_FEWEST, _FEW * beyond_N.size)

@@ -20,10 +20,11 @@ from replay_core.jobs import OnEvent, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay import ahead
 from replay_core.replay.axes import Axes
+from replay_core.replay.batch import MicroBatch
 from replay_core.replay.causes import cause_of_recording
 from replay_core.replay.flags import FLAGS, settings_asked, settings_known
 from replay_core.replay.forecast import unavailable
-from replay_core.replay.guesses import explain
+from replay_core.replay.guesses import by_rows_alone, explain
 from replay_core.replay.kept import Kept
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
@@ -383,7 +384,9 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> None:
     """Say why the trainer's own forward is not what each row alone gives, where the library's own batch is right."""
     micro, baseline = recording.micro, bench.baseline
     own = next((one for one in bench.results if one.cell.get("forward")), None)
-    if own is None or own.run is None or own.agreement is not False or own.cause is not None or baseline.run is None:
+    if own is None or own.run is None or own.cause is not None or baseline.run is None:
+        return
+    if own.agreement is None or (own.agreement and not _is_past_rounding(bench, own, micro.batch)):
         return
     others = (one for one in bench.results if one is not own)
     is_large = _is_large(bench.plan, recording.run, micro) and not why
@@ -400,6 +403,20 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> None:
     if np.isfinite(mean) and mean > LOGPROB_NOISE_FP32:
         held = {"mean_abs": mean, "max_abs": most}
         own.cause = explain(bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro))
+        if own.cause["kind"] == "maths" and not _is_pack(micro) and micro.batch.rows > 1:
+            own.cause = by_rows_alone(bench, own, own.cause, micro.batch)
+
+
+def _is_past_rounding(bench: Bench, own: CellResult, batch: MicroBatch) -> bool:
+    """Whether log-probabilities within the bounds of half precision are further off than it moves these tokens."""
+    baseline = bench.baseline
+    if own.run is None or baseline.run is None or baseline.cell["flags"]["dtype"] == "float32":
+        return False
+    finer = bench.in_dtype(baseline, "float32")
+    if finer.run is None:
+        return False
+    own_N, alone_N, finer_N = (replayed_N(run, batch) for run in (own.run, baseline.run, finer.run))
+    return not Explained.of_tokens(own_N, alone_N, finer_N).explains
 
 
 def _is_pack(micro: RecordedBatch) -> bool:

@@ -91,7 +91,13 @@ def _temperature(trainer: Trainer) -> torch.Tensor:
     return 0.7 * trainer.padded()
 
 
-def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], torch.Tensor], **asked: Any) -> Any:
+def answer(
+    path: Path,
+    config: hf.PreTrainedConfig,
+    recorded: Callable[[Trainer], torch.Tensor],
+    dtype: str = "float32",
+    **asked: Any,
+) -> Any:
     trainer = Trainer(config)
     response_BS = trainer.mask_BS.clone()
     response_BS[:, :1] = 0
@@ -109,7 +115,7 @@ def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer]
                 response_mask=response_BS, log_probs=recorded(trainer), temperature=1.0,
             )  # fmt: skip
     plan = {"dump": str(path), "step": 1, "rank": 0, "micro": 0, "model": "checkpoint", **asked,
-            "flags": Flags.parse("threads=1 attention=eager").to_mapping()}  # fmt: skip
+            "flags": Flags.parse(f"threads=1 attention=eager dtype={dtype}").to_mapping()}  # fmt: skip
     return workbench.replay(plan, path / "out", Here())
 
 
@@ -163,6 +169,60 @@ def test_a_trainers_own_forward_is_told_what_it_does(tmp_path: Path, monkeypatch
     assert cause["kind"] == "positions", cause
     assert "its forward: what it gives is a padded batch whose positions count the padding" in cause["sentence"]
     assert exit_code(doc) == 1
+
+
+_SORTED = """
+def log_probs(model, batch):
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    order = mask.sum(1).argsort(descending=True, stable=True)
+    ids, mask = ids[order], mask[order]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    return logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+"""
+_SMOOTHED = """
+def log_probs(model, batch):
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits.float()
+    logprobs = logits.log_softmax(-1)
+    return .9 * logprobs[:, :-1].gather(-1, ids[:, 1:, None])[..., 0] + .1 * logprobs.mean(-1)[:, :-1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype", "kind", "said"),
+    [
+        (_SORTED, "float32", "other_samples", "which rows stand beside it decides"),
+        # Within the bounds of bfloat16, and further off than bfloat16 moves these tokens.
+        (_SMOOTHED, "bfloat16", "maths", "no other row has a part in it"),
+    ],
+)
+def test_a_trainers_own_forward_is_asked_of_rows_by_themselves(
+    code: str, dtype: str, kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"own_forward_by_rows_{kind}"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = {"forward": f"{name}:log_probs", "forward_path": str(tmp_path)}
+    doc = answer(tmp_path / "dump", _ROTARY, Trainer.padded, dtype=dtype, **asked)
+    cell = doc["cells"][-1]
+    assert cell["agreement"]["agrees"] is False
+    assert cell["cause"]["kind"] == kind, cell["cause"]
+    assert said in cell["cause"]["sentence"]
+    assert exit_code(doc) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_trainers_own_forward_that_is_right_agrees(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_forward_right.py").write_text(_SMOOTHED.replace(".9 *", "").split(" + .1")[0] + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = {"forward": "own_forward_right:log_probs", "forward_path": str(tmp_path)}
+    cell = answer(tmp_path / "dump", _ROTARY, Trainer.padded, dtype=dtype, **asked)["cells"][-1]
+    assert cell["agreement"]["agrees"] is True
+    assert cell["cause"] is None
 
 
 def test_weights_of_the_step_before_are_named(tmp_path: Path) -> None:
