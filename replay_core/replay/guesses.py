@@ -118,7 +118,7 @@ def explain(
 
 
 def by_rows_alone(bench: Bench, own: CellResult, cause: dict[str, Any], batch: MicroBatch) -> dict[str, Any]:
-    """The cause of the trainer's own forward (`own`) that no known mistake explains, its worst rows asked by themselves:
+    """The cause of the trainer's own forward (`own`) that no known mistake explains, its worst rows asked alone:
     what is right alone and wrong beside the others sees them; what is wrong alone as well does not need them.
     """
     assert own.run is not None
