@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from replay_core.budget import lift_limit, limit_process
 from replay_core.errors import JobCancelledError, RldbgError
-from replay_core.executors import wire
+from replay_core.executors import forking, wire
 from replay_core.executors.in_process import unexpected
 from replay_core.jobs import Answer, Event, Job, OnEvent, event_to_mapping, is_coordinating
 
@@ -40,21 +40,26 @@ _AGAIN_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
-def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoReturn:
-    """Answer jobs until stdin ends. `perform` stands in for the workbench in tests of this loop."""
+def main(
+    perform: Perform | None = None, argv: list[str] | None = None, prepare: Callable[[], None] | None = None
+) -> NoReturn:
+    """Answer jobs until stdin ends. `perform` and `prepare` stand in for the workbench in tests of this loop."""
     options = argparse.ArgumentParser(prog="python -m replay_core", description=__doc__)
     options.add_argument("role", nargs="?", choices=(wire.READER, wire.REPLAYER), default=wire.REPLAYER)
     options.add_argument(
         "--die-with-parent", action="store_true", help="ask the kernel (Linux) to end us with our parent"
     )
+    options.add_argument("--origin", action="store_true", help="import what replays need, and fork who answers")
     options.add_argument("--forked", action="store_true", help="the process that forked us stepped back for us")
     chosen = options.parse_args(argv)
 
+    if chosen.die_with_parent:
+        _die_with_parent()
+    _step_back(0 if chosen.forked else NICENESS)
+    if chosen.origin:
+        forking.serve(chosen.role, lambda words: main(perform, words), prepare or _imports)
     requests_fd, answers_fd = _take_the_wire()
     faulthandler.enable(all_threads=True)
-    if chosen.die_with_parent:
-        die_with_parent()
-    step_back(0 if chosen.forked else NICENESS)
     if chosen.role == wire.READER:
         limit_process()
     else:
@@ -62,7 +67,7 @@ def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoRet
     _Loop(perform or _workbench, requests_fd, answers_fd).run()
 
 
-def step_back(by: int = NICENESS) -> None:
+def _step_back(by: int = NICENESS) -> None:
     """Leave the processor to whoever else wants it, this child's own screen first.
 
     Linux shares the processor out between sessions before it looks at nice values (sched(7), "The autogroup feature"),
@@ -80,6 +85,12 @@ def _workbench(job: Job, on_event: OnEvent) -> Answer:
     from replay_core.desk import perform
 
     return perform(job, on_event)
+
+
+def _imports() -> None:
+    from replay_core.desk import prepare
+
+    prepare()
 
 
 class _Loop:
@@ -229,8 +240,7 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel (Linux) to end this process with its parent's thread."""
+def _die_with_parent() -> None:
     # stdin EOF does the same, but a thread must run to see it, and native code may hold the interpreter.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -323,6 +323,13 @@ def _replay_job(params: dict[str, Any], on_event: OnEvent) -> ReplayDocument:
         return workbench.replay(plan, out, runner, on_event, **asked)
 
 
+def prepare() -> None:
+    """Import what every part of a replay does, before the processes are forked that run them."""
+    with importing():
+        import replay_core.replay.run
+        import replay_core.replay.why  # noqa: F401
+
+
 def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.plan import ReplayPlan
 

@@ -55,7 +55,7 @@ class ChildRunner:
         self._command = command
         self._environment = dict(environment or {})
         self._child: _Child | None = None
-        self._origin: forking.Origin | None = None
+        self._origin: forking.ForkOrigin | None = None
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> ChildRunner:
@@ -137,7 +137,7 @@ class ChildRunner:
             self._origin = None
         if self._origin is None:
             on_event(IMPORTING)
-            self._origin = forking.Origin(role, environment)
+            self._origin = forking.ForkOrigin(role, environment)
         return forking.Forked(self._origin)
 
 

@@ -18,15 +18,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from replay_core.executors import wire
 
-if TYPE_CHECKING:
-    from replay_core.__main__ import Perform
-
-#: What the origin runs.
-SERVE = "from replay_core.executors.forking import serve; serve()"
 #: What the origin says: the child's number once it leads a session, then its status as `os.waitpid` has it.
 _SAID = struct.Struct("<q")
 #: Files that stay open from a runtime's start to a process's end; NVML, which only asks, opens others.
@@ -40,7 +35,12 @@ def is_possible() -> bool:
     return sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
-class Origin:
+def command(role: str) -> list[str]:
+    """The command that starts an origin."""
+    return [*wire.child_command(role), "--origin"]
+
+
+class ForkOrigin:
     """The parent's end: starts the Python that forks, at its first child."""
 
     def __init__(self, role: str, environment: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class Origin:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                wire.child_command(role, SERVE),
+                command(role),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -71,7 +71,7 @@ class Origin:
 class Forked:
     """A child of an origin; what `executors.child` asks of a `subprocess.Popen`."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: ForkOrigin) -> None:
         self._origin = origin
         self._pid: int | None = None
         self.returncode: int | None = None
@@ -128,16 +128,11 @@ class Forked:
         return True
 
 
-def serve(prepare: Callable[[], None] | None = None, perform: Perform | None = None) -> NoReturn:
+def serve(role: str, become: Callable[[list[str]], NoReturn], prepare: Callable[[], None]) -> NoReturn:
     """The origin: import once, fork whenever the parent sends the streams of a child, tell how it ended.
 
-    prepare, perform: what stands in for the imports and for the jobs in tests.
+    become: be a child, by the words of its command line. prepare: import what children need.
     """
-    from replay_core.__main__ import die_with_parent, step_back
-
-    if "--die-with-parent" in sys.argv:
-        die_with_parent()
-    step_back()
     connection = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -147,30 +142,32 @@ def serve(prepare: Callable[[], None] | None = None, perform: Perform | None = N
         if not asked:
             os._exit(0)
         if not is_prepared:
-            # What libraries print while they are imported belongs in the log of the child that waits for it.
-            os.dup2(streams[2], 1), os.dup2(streams[2], 2)
-            (prepare or _import)()
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os.dup2(nothing, 1), os.dup2(nothing, 2)
+            _prepare(prepare, streams[2], nothing)
             is_prepared = True
-        _keep(connection, streams, perform)
+        child = _forked(connection, streams)
+        if child is None:
+            become(_words(role))
+        _keep(connection, child)
 
 
-def _import() -> None:
-    """What every replay imports; where that fails, each child finds out by itself and says so."""
-    from replay_core.collecting import importing
-
+def _prepare(prepare: Callable[[], None], log: int, nothing: int) -> None:
+    """What libraries print while they are imported belongs in the log of the child that waits for it."""
+    for number in (1, 2):
+        os.dup2(log, number)
     # Who only asks whether there is a device must not touch it: children of a process that did cannot use it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    with contextlib.suppress(Exception, SystemExit), importing():
-        import replay_core.replay.run
-        import replay_core.replay.why  # noqa: F401
+    # Where that fails, each child finds out by itself and says so.
+    with contextlib.suppress(Exception, SystemExit):
+        prepare()
     del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for number in (1, 2):
+        os.dup2(nothing, number)
 
 
-def _keep(connection: socket.socket, streams: list[int], perform: Perform | None) -> None:
-    """Fork a child with those streams and wait for its end, or the parent's."""
+def _forked(connection: socket.socket, streams: list[int]) -> int | None:
+    """The number of a child that has those streams and leads a session; None in the child itself."""
     leads, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -181,11 +178,16 @@ def _keep(connection: socket.socket, streams: list[int], perform: Perform | None
         connection.close()
         os.close(leads)
         os.close(told)
-        _become(perform)
+        return None
     for end in (*streams, told):
         os.close(end)
     os.read(leads, 1)  # ends once the child leads its session, or is dead
     os.close(leads)
+    return child
+
+
+def _keep(connection: socket.socket, child: int) -> None:
+    """Tell of a child, and wait for its end or the parent's."""
     connection.sendall(_SAID.pack(child))
     ended = os.pidfd_open(child)
     ready, _, _ = select.select([ended, connection], [], [])
@@ -195,15 +197,13 @@ def _keep(connection: socket.socket, streams: list[int], perform: Perform | None
     connection.sendall(_SAID.pack(os.waitpid(child, 0)[1]))
 
 
-def _become(perform: Perform | None) -> NoReturn:
-    """Be the child: answer jobs over the streams. What no fork may take along is left behind by starting anew."""
-    from replay_core.__main__ import main
-
-    words = [sys.argv[1], "--die-with-parent", "--forked"]
+def _words(role: str) -> list[str]:
+    """A child's command line. What no fork may take along is left behind by starting anew."""
+    words = [role, "--die-with-parent", "--forked"]
     if _holds_a_device():
-        command = [*wire.child_command(sys.argv[1])[:3], *words]
+        command = [*wire.child_command(role)[:-1], *words[1:]]
         os.execv(command[0], command)
-    main(perform, words)
+    return words
 
 
 def _holds_a_device() -> bool:

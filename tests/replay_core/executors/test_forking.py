@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from replay_core.errors import ChildDiedError
-from replay_core.executors import forking
+from replay_core.executors import forking, wire
 from replay_core.executors.child import ChildRunner
 from replay_core.jobs import IMPORTING, Event, Job, LogLine, Progress
 from tests.replay_core.executors.conftest import PERFORM
@@ -18,22 +18,26 @@ from tests.replay_core.executors.test_child import gone
 pytestmark = pytest.mark.skipif(not forking.is_possible(), reason="children are forked on Linux alone")
 
 #: An origin whose imports are a line that is printed and a list that is filled.
-SERVE = (
+LOOP = (
     PERFORM
     + """
-from replay_core.executors import forking
 def prepare():
     print("imported", flush=True)
     PREPARED.append(os.getpid())
-forking.serve(prepare, perform)
+main(perform, prepare=prepare)
 """
 )
 KINDS = ("pid", "prepared", "abort", "exit", "kill", "sleep", "echo", "environment")
 
 
+def command(imports: str = "PREPARED.append(os.getpid())") -> Callable[[str], list[str]]:
+    loop = LOOP.replace("PREPARED.append(os.getpid())", imports)
+    return lambda role: [*wire.child_command(role, loop), "--origin"]
+
+
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildRunner]:
-    monkeypatch.setattr(forking, "SERVE", SERVE)
+    monkeypatch.setattr(forking, "command", command())
     monkeypatch.setattr(forking, "JOBS", frozenset(KINDS))
     with ChildRunner(time_limit_s=60) as fresh:
         yield fresh
@@ -103,14 +107,14 @@ def test_a_job_past_its_time_limit_is_ended_and_the_next_runs(runner: ChildRunne
 
 
 def test_an_import_past_the_time_limit_is_ended(runner: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "SERVE", SERVE.replace("PREPARED.append(os.getpid())", "time.sleep(60)"))
+    monkeypatch.setattr(forking, "command", command("time.sleep(60)"))
     runner.time_limit_s = 3
     with pytest.raises(ChildDiedError, match="no answer within 3 s"):
         runner.run(Job("echo"))
 
 
 def test_an_import_that_crashes_is_told_as_the_childs_end(runner: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "SERVE", SERVE.replace("PREPARED.append(os.getpid())", "os.abort()"))
+    monkeypatch.setattr(forking, "command", command("os.abort()"))
     with pytest.raises(ChildDiedError, match="SIGABRT"):
         runner.run(Job("echo"))
 
@@ -119,9 +123,8 @@ def test_a_child_starts_anew_where_an_import_touched_a_device(
     runner: ChildRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A stand-in for CUDA's file that stays open: what counts is that the child's interpreter is another one.
-    monkeypatch.setattr(
-        forking, "SERVE", SERVE.replace("PREPARED.append(os.getpid())", "forking._holds_a_device = lambda: True")
-    )
+    held = "from replay_core.executors import forking; forking._holds_a_device = lambda: True"
+    monkeypatch.setattr(forking, "command", command(held))
     with pytest.raises(Exception, match="no job"):
         runner.run(Job("prepared"))
 
@@ -132,7 +135,8 @@ def test_all_of_them_end_with_their_parent(tmp_path: object) -> None:
         "from replay_core.executors import forking\n"
         "from replay_core.executors.child import ChildRunner\n"
         "from replay_core.jobs import Job, Progress\n"
-        f"forking.SERVE, forking.JOBS = {SERVE!r}, {KINDS!r}\n"
+        f"forking.JOBS, words = {KINDS!r}, {command()(wire.REPLAYER)!r}\n"
+        "forking.command = lambda role: words\n"
         "runner = ChildRunner()\n"
         "print(*runner.run(Job('prepared'))['prepared'], flush=True)\n"
         "def leave(event):\n"
