@@ -190,7 +190,7 @@ def _keep(connection: socket.socket, child: int) -> None:
     """Tell of a child, and wait for its end or the parent's."""
     connection.sendall(_SAID.pack(child))
     ended = os.pidfd_open(child)
-    ready, _, _ = select.select([ended, connection], [], [])
+    ready, _, _ = select.select([ended, connection.fileno()], [], [])
     if ended not in ready:  # the parent left, or asks for another before this one is gone: it is not wanted any more
         wire.kill_group(child)
     os.close(ended)
