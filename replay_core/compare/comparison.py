@@ -36,7 +36,6 @@ from replay_core.compare.judging.measuring import LookAhead, Measured, same_numb
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
-from replay_core.compare.pairing import step_losses, step_numbers
 from replay_core.compare.pairing.align import (
     MicroBatchPair,
     ShapesDifferError,
@@ -54,7 +53,6 @@ from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
-from replay_core.compare.pairing.together import put_together
 from replay_core.compare.summary import Summary
 from replay_core.compare.tally import Tally
 from replay_core.compare.updates import Updates
@@ -511,10 +509,15 @@ class _Work:
             micro_pair.b.load()
         result.notes += lay_alike(micro_pairs)
         _call_alike(micro_pairs)
-        of_steps, contradicted = step_losses.of_steps(micro_pairs)
-        of_steps += step_numbers.of_steps(micro_pairs, contradicted)
-        self.contradicted |= contradicted
-        micro_pairs = put_together(micro_pairs, as_one=self._as_one)
+        of_steps: list[MicroBatchPair] = []
+        if len(micro_pairs) > 1 or self._as_one:  # else nothing can be cut or shared otherwise: a tenth of the imports
+            from replay_core.compare.pairing import step_losses, step_numbers
+            from replay_core.compare.pairing.together import put_together
+
+            of_steps, contradicted = step_losses.of_steps(micro_pairs)
+            of_steps += step_numbers.of_steps(micro_pairs, contradicted)
+            self.contradicted |= contradicted
+            micro_pairs = put_together(micro_pairs, as_one=self._as_one)
         result.together += [one.together for one in of_steps if one.together is not None]
         result.together += [one.together for one in micro_pairs if one.together is not None]
         result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]

@@ -7,8 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from replay_core import pages
-from replay_core.compare.judging.of_ranks import other_copies
 from replay_core.compare.pairing.align import MicroBatchPair
+from replay_core.compare.pairing.own_copies import other_copies
 from replay_core.compare.pairing.ranks import HeldByRanks, Which, in_sections, sections, standing_for
 from replay_core.records import TensorRef
 

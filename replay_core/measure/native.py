@@ -33,9 +33,11 @@ def pair_lines(a_RC: Rows, b_RC: Rows, spans: NDArray[np.int64]) -> tuple[F64, F
         return None
     rows, columns = a_RC.shape
     lines, found = np.empty((_LINES, rows)), np.zeros((2, columns), real)
-    at = [one.ctypes.data for one in (a_RC, b_RC, spans, lines, *found)]
-    differ = getattr(kernel, f"pair_{name}")(*at[:2], rows, columns, at[2], len(spans), at[3], rows, *at[4:])
-    return lines, found[0].astype(np.float64), found[1].astype(np.float64), int(differ)
+    at = [_address(one) for one in (a_RC, b_RC, spans, lines, found)]
+    second = at[4] + columns * found.itemsize
+    differ = getattr(kernel, f"pair_{name}")(*at[:2], rows, columns, at[2], len(spans), at[3], rows, at[4], second)
+    found = found.astype(np.float64)
+    return lines, found[0], found[1], differ
 
 
 def lines_of_files(
@@ -59,7 +61,7 @@ def lines_of_files(
     spans = spans_between(massive, width)
     lines, columns, heavy = np.empty((_LINES, rows)), np.zeros((2, width)), np.empty((2, rows, massive.size))
     scratch = np.empty((2, width), _REALS[dtype])
-    at = [one.ctypes.data for one in (runs, spans, lines, columns[0], columns[1], heavy, *rooms, scratch)]
+    at = [_address(one) for one in (runs, spans, lines, columns[0], columns[1], heavy, *rooms, scratch)]
     differ = getattr(library, f"files_{dtype}")(
         *files[0], *files[1], width, at[0], len(runs), step, at[1], len(spans), at[2], rows, *at[3:]
     )
@@ -68,13 +70,20 @@ def lines_of_files(
 
 def spans_between(massive: NDArray[np.intp], width: int) -> NDArray[np.int64]:
     """First column and the one behind the last of each stretch between the massive ones [N, 2]."""
+    if not massive.size:
+        return np.array([[0, width]])
     edges = np.concatenate(([-1], massive, [width]))
     return np.stack((edges[:-1] + 1, edges[1:]), axis=1).astype(np.int64)
 
 
 def moments(values: Rows) -> list[float] | None:
     """Of a flat chunk: `statistics.Accumulated`, in its order; None where numpy has to (`moments_at` says when)."""
-    return moments_at(values.ctypes.data, values.size, str(values.dtype)) if _is_plain(values) else None
+    return moments_at(_address(values), values.size, str(values.dtype)) if _is_plain(values) else None
+
+
+def _address(values: Rows) -> int:
+    """Where the elements begin: `ctypes.data` makes two objects to say so, for each array of each chunk."""
+    return int(values.__array_interface__["data"][0])
 
 
 def _is_plain(values: Rows) -> bool:

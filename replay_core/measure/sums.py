@@ -198,6 +198,8 @@ def _natively(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | No
     found = pair_lines(a_RC, b_RC, spans_between(massive, a_RC.shape[1]))
     if found is None:
         return None
+    if not massive.size:
+        return Sums(*found), None
     x_RM, y_RM = (side[:, massive].astype(np.float64) for side in (a_RC, b_RC))
     return with_massive(Sums(*found), x_RM, y_RM, massive)
 

@@ -36,6 +36,7 @@ from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
+from replay_core.compare.pairing.own_copies import is_same, other_copies
 from replay_core.compare.pairing.ranks import (
     MAY_BE_PARTS,
     HeldByRanks,
@@ -860,7 +861,7 @@ class OfRanks:
         for (name, _), (_, ref) in other.tensors.items():
             if name == row.name or ref.shape != laid.shape or _NUMBER.sub("#", name) != pattern:
                 continue
-            if _same(laid, ref) or _is_nearer(laid, ref, whole):
+            if is_same(laid, ref) or _is_nearer(laid, ref, whole):
                 what, another = row.name.removeprefix("param."), name.removeprefix("param.")
                 theirs = f"{what} on {whose(held.ranks)} is the other run's {another}"
                 side = micro_pair.a if together.which == "a" else micro_pair.b
@@ -1235,7 +1236,7 @@ def _judge_texts(
     if row.skipped is not None or row.verdict is not Verdict.DIFF or row.ranks is None:
         return
     first = [] if not is_off else [
-        rank for rank, ref in zip(held.ranks, held.parts, strict=True) if _same(held.parts[0], ref)
+        rank for rank, ref in zip(held.ranks, held.parts, strict=True) if is_same(held.parts[0], ref)
     ]  # fmt: skip
     row.ranks.parted = tuple(sorted({*first, *row.ranks.parted}))
     row.reason = f"of {whose(row.ranks.parted)}: {row.reason}"
@@ -1250,18 +1251,6 @@ def _places_of(each: list[Any], held: HeldByRanks, together: Together, count: in
     if any(len(texts) != len(mine) for texts, mine in zip(each, places, strict=True)):
         return None
     return places if {at for mine in places for at in mine} == set(range(count)) else None
-
-
-def other_copies(held: HeldByRanks) -> Iterator[tuple[int, TensorRef]]:
-    """Ranks whose copy is not, byte for byte, that of the first rank with the same; and the tensor as they have it."""
-    first: dict[object, int] = {}
-    for number, (rank, ref) in enumerate(zip(held.ranks, held.parts, strict=True)):
-        at = first.setdefault(held.stretches[number] if held.is_cut else None, number)
-        one = held.parts[at]
-        if at == number or (ref.dtype == one.dtype and ref.shape == one.shape and _same(one, ref)):
-            continue
-        parts = (*held.parts[:at], ref, *held.parts[at + 1 :])
-        yield rank, standing_for(replace(held, parts=parts)) if held.is_cut else ref
 
 
 def _is_nearer(one: TensorRef, other: TensorRef, own: TensorRef) -> bool:
@@ -1282,15 +1271,6 @@ def _are_logits_alike(whole: TensorRef, laid: TensorRef, held: HeldByRanks | Non
 
 def _is_readable_as(one: TensorRef, other: TensorRef) -> bool:
     return one.shape == other.shape and one.is_readable and other.is_readable and 8 <= one.numel <= _MOST
-
-
-def _same(one: TensorRef, other: TensorRef) -> bool:
-    if one.is_text or other.is_text:
-        return one.dtype == other.dtype and getattr(one.source, "value", None) == getattr(other.source, "value", None)
-    known = pages.same_bytes(one, other)
-    if known is None:
-        return bool(np.array_equal(pages.array(one), pages.array(other), equal_nan=one.dtype.startswith("float")))
-    return known
 
 
 def _summed(refs: Sequence[TensorRef]) -> NDArray[np.float64]:

@@ -16,7 +16,6 @@ from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.kept_figures import KeptFigures, is_worth_keeping
 from replay_core.compare.judging.locating import locate
 from replay_core.compare.judging.measuring import LookAhead, Measured
-from replay_core.compare.judging.of_ranks import OfRanks
 from replay_core.compare.judging.rules import keep
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
@@ -28,6 +27,7 @@ from replay_core.records import Record, RecordKey, Run, TensorRef
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.algebra import Ranked
+    from replay_core.compare.judging.of_ranks import OfRanks
 
 #: Projections that a block's norm feeds, in models that norm first.
 _FED_BY_A_NORM = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
@@ -133,14 +133,15 @@ class Judge:
         #: How far what was CLOSE in a micro-batch is off.
         self._noise: dict[Place, float] = defaultdict(float)
         self._mean_error: dict[Place, float] = defaultdict(float)
-        self._ranks = OfRanks()
+        #: Made where steps are spread over ranks: what it needs is a fifth of what a comparison imports.
+        self._ranks: OfRanks | None = None
         #: Micro-batches whose log probabilities are CLOSE and off by more than fp32 leaves them.
         self._past_fp32: set[Place] = set()
 
     @property
     def notes(self) -> list[str]:
         """Causes among ranks that were not looked for to their end."""
-        return self._ranks.notes
+        return self._ranks.notes if self._ranks is not None else []
 
     def ahead(self, work: Sequence[tuple[TensorPair, MicroBatchPair]]) -> Iterator[tuple[TensorPair, MicroBatchPair]]:
         """The pairs of a list in its order, the next ones being read while one is judged."""
@@ -157,6 +158,10 @@ class Judge:
         assert pair.b is not None
         row = self._both(pair, micro_pair, pair.a[1], pair.b[1])
         if micro_pair.together is not None:
+            if self._ranks is None:
+                from replay_core.compare.judging.of_ranks import OfRanks
+
+                self._ranks = OfRanks()
             self._ranks.look(row, pair, micro_pair, self._copy)
         if row.name.endswith("norm.output"):
             self._norm_same[row.place, _parent(naming.module_of(row.name))] = row.verdict is Verdict.SAME

@@ -99,8 +99,8 @@ def _renumbered(ranks: Mapping[int, Side], whole: Side) -> dict[tuple[int, Place
 
 
 def in_one_numbering(ranks: Mapping[int, Side]) -> dict[tuple[int, Place], Place]:
-    """What stages of a pipeline return as one of several (hidden states), each counting its own from 0, under the
-    number that it has among all of them.
+    """What stages of a pipeline return as one of several (hidden states), each counting its own from 0 or on from the
+    stage before, under the number that it has among all of them.
     """
     stages = _in_turn(ranks)
     found: dict[tuple[int, Place], Place] = {}
@@ -112,10 +112,11 @@ def in_one_numbering(ranks: Mapping[int, Side]) -> dict[tuple[int, Place], Place
         for members in stages:
             counts = {frozenset(_numbers_after(ranks[rank], head, stage)) for rank in members}
             own = next(iter(counts))
-            if len(counts) > 1 or own != set(range(len(own))):
+            first = min(own, default=0)
+            if len(counts) > 1 or first not in (0, before) or own != set(range(first, first + len(own))):
                 break
             for rank in members:
-                of_head |= {(rank, (f"{head}{one}", stage)): (f"{head}{before + one}", stage) for one in own}
+                of_head |= {(rank, (f"{head}{one}", stage)): (f"{head}{before + one - first}", stage) for one in own}
             before += len(own)
         else:
             found |= of_head

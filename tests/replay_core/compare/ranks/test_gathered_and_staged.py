@@ -81,18 +81,21 @@ def test_positions_that_are_no_places_are_missing(tmp_path: Path) -> None:
     assert [row.name for row in result.tensors if row.verdict.value == "MISSING"] == ["position_ids"]
 
 
-def staged(folder: Path, micros: list[list[int]], stages: int, off: float = 0.0) -> Path:
-    """A model of four layers that returns what each put out, on so many stages. off: of what the last returns."""
+def staged(folder: Path, micros: list[list[int]], stages: int, off: float = 0.0, *, counts_on: bool = False) -> Path:
+    """A model of four layers that returns what each put out, on so many stages. off: of what the last returns.
+    counts_on: a stage numbers its own on from those of the stage before.
+    """
     states = [random(4, 16, 8, seed=20 + layer) for layer in range(4)]
     for micro, rows in enumerate(micros):
         for number, layers in enumerate(torch.arange(4).chunk(stages)):
             own = [states[int(layer)][rows].contiguous() for layer in layers]
             is_last = number == stages - 1
-            made: dict[str, Any] = {f"forward.output.hidden_states.{at}": one for at, one in enumerate(own)}
+            first = int(layers[0]) if counts_on else 0
+            made: dict[str, Any] = {f"forward.output.hidden_states.{at}": one for at, one in enumerate(own, first)}
             if is_last:
-                made[f"forward.output.hidden_states.{len(own) - 1}"] = own[-1] + off
+                made[f"forward.output.hidden_states.{first + len(own) - 1}"] = own[-1] + off
                 made["forward.output.logits"] = own[-1] @ random(8, 12, seed=3)
-            else:
+            elif not counts_on:
                 made["forward.output.hidden"] = own[-1]
             given: dict[str, Any] = {"attention_mask": torch.ones(len(rows), 16, dtype=torch.int64)}
             if number:
@@ -105,16 +108,22 @@ def staged(folder: Path, micros: list[list[int]], stages: int, off: float = 0.0)
     return folder
 
 
+@pytest.mark.parametrize("counts_on", [False, True])
 @pytest.mark.parametrize("stages", [2, 4])
-def test_what_stages_return_one_by_one_is_numbered_as_of_one_process(stages: int, tmp_path: Path) -> None:
-    a, b = staged(tmp_path / "a", [[0, 1, 2, 3]], 1), staged(tmp_path / "b", [[0, 1, 2, 3]], stages)
+def test_what_stages_return_one_by_one_is_numbered_as_of_one_process(
+    stages: int, counts_on: bool, tmp_path: Path
+) -> None:
+    a = staged(tmp_path / "a", [[0, 1, 2, 3]], 1)
+    b = staged(tmp_path / "b", [[0, 1, 2, 3]], stages, counts_on=counts_on)
     assert exit_code(workbench.compare_dumps(a, b)) == 0
     names = {row.name for row in compare_runs(open_run(a), open_run(b)).tensors}
     assert {f"forward.output.hidden_states.{number}" for number in range(4)} <= names
 
 
-def test_and_one_that_is_off_is_found_under_its_number(tmp_path: Path) -> None:
-    a, b = staged(tmp_path / "a", [[0, 1, 2, 3]], 1), staged(tmp_path / "b", [[0, 1, 2, 3]], 2, off=0.5)
+@pytest.mark.parametrize("counts_on", [False, True])
+def test_and_one_that_is_off_is_found_under_its_number(counts_on: bool, tmp_path: Path) -> None:
+    a = staged(tmp_path / "a", [[0, 1, 2, 3]], 1)
+    b = staged(tmp_path / "b", [[0, 1, 2, 3]], 2, off=0.5, counts_on=counts_on)
     result = compare_runs(open_run(a), open_run(b))
     assert [row.name for row in result.tensors if row.verdict.diverges] == ["forward.output.hidden_states.3"]
 
