@@ -66,6 +66,7 @@ class StepBatch:
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
         self.columns.forget()
+        self.flat.forget()
         for cached in (
             "tokens_N",
             "trained_N",

@@ -414,6 +414,20 @@ def gap(batch: StepBatch) -> Gap:
     Raises:
         Skip: fewer than 8 tokens have both, they are one tensor, or one of the two is no log-probability of its tokens.
     """
+    known = batch.columns.worked_out
+    if "gap" not in known:
+        # Ten rules ask for it, and each would look for leaks, lags and temperatures anew.
+        try:
+            known["gap"] = _gap(batch)
+        except Skip as skip:
+            known["gap"] = str(skip)
+    found: Gap | str = known["gap"]
+    if isinstance(found, str):
+        raise Skip(found)
+    return found
+
+
+def _gap(batch: StepBatch) -> Gap:
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
     odd = odd_one(batch)
     if odd is not None and {odd.suspect.name} & {rollout.name, trainer.name} and not _is_one_shift(odd):
@@ -477,13 +491,15 @@ def packed_signature(batch: StepBatch, by_sample_B: Array, *, few: bool = False)
             ):
                 continue
             clean, dirty = float(np.quantile(values_B[first_B], 0.9, method="lower")), values_B[later_B]
+            if not clean < CLEAN:
+                continue
             # A short later sample may see little of what it should not: a few may pass, the most may not.
             off = float((dirty > max(APART * float(np.median(values_B[first_B])), 1e-5)).mean())
             least = LEAKS_BY_GUESS if "inferred" in how else LEAKS
             apart = float(np.median(dirty)) > max(APART * clean, least)
             # Of those that agree, most are first ones: else something other than packing spares them.
             agree = values_B <= max(APART * clean, 1e-5)
-            if clean < CLEAN and off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:
+            if off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:
                 agree_B = np.zeros(len(values_B), dtype=bool)
                 agree_B[order[starts_B]] = True
                 return agree_B, how
