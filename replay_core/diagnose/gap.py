@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.batch import StepBatch, worked_out_once
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import Kin, odd_one
@@ -408,26 +408,13 @@ def _is_one_shift(odd: Kin) -> bool:
     return odd.suspect.name in ("rollout_logprobs", "old_logprobs") and abs(odd.by) == 1
 
 
+@worked_out_once
 def gap(batch: StepBatch) -> Gap:
     """The gap between rollout and trainer.
 
     Raises:
         Skip: fewer than 8 tokens have both, they are one tensor, or one of the two is no log-probability of its tokens.
     """
-    known = batch.columns.worked_out
-    if "gap" not in known:
-        # Ten rules ask for it, and each would look for leaks, lags and temperatures anew.
-        try:
-            known["gap"] = _gap(batch)
-        except Skip as skip:
-            known["gap"] = str(skip)
-    found: Gap | str = known["gap"]
-    if isinstance(found, str):
-        raise Skip(found)
-    return found
-
-
-def _gap(batch: StepBatch) -> Gap:
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
     odd = odd_one(batch)
     if odd is not None and {odd.suspect.name} & {rollout.name, trainer.name} and not _is_one_shift(odd):
