@@ -477,7 +477,8 @@ def packed_signature(batch: StepBatch, by_sample_B: Array, *, few: bool = False)
                 and counts_B[order][first_B].sum() < FEWEST_CLEAN
             ):
                 continue
-            clean, dirty = float(np.quantile(values_B[first_B], 0.9, method="lower")), values_B[later_B]
+            ranked, dirty = np.sort(values_B[first_B]), values_B[later_B]
+            clean = float(ranked[int(0.9 * (len(ranked) - 1))])
             if not clean < CLEAN:
                 continue
             # A short later sample may see little of what it should not: a few may pass, the most may not.
