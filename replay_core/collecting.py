@@ -31,14 +31,16 @@ def importing() -> Iterator[None]:
 @contextmanager
 def settled() -> Iterator[None]:
     """Leave what is there already out of every collection until the block ends: a whole one walks through all of torch
-    and transformers, .3 s each time a model is let go.
+    and transformers, .3 s each time a model is let go. What somebody had left out before stays so.
     """
+    had_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not had_frozen:
+            gc.unfreeze()
 
 
 @contextmanager

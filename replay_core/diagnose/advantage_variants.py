@@ -114,6 +114,9 @@ def matching(advantage_B: Array, candidates: Iterator[tuple[str, Array]], close:
 
 
 def agree(a_B: Array, b_B: Array, close_B: Array) -> bool:
+    # Most variants part at the first advantage already.
+    if a_B.size and np.isfinite(b_B[0]) and not abs(a_B[0] - b_B[0]) <= close_B[0] * max(1, abs(b_B[0])):
+        return False
     # Where a group has no spread, 0 / 0 without an epsilon is no reason to refuse a variant: frameworks skip it.
     b_B = np.where(np.isfinite(b_B) | (close_B < 1), b_B, 0.0)
     return bool(np.isfinite(b_B).all() and (np.abs(a_B - b_B) <= close_B * np.maximum(1, np.abs(b_B))).all())

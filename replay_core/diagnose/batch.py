@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,31 @@ from replay_core.naming import meaning
 from replay_core.records import Record, Run
 from replay_core.samples.batch import Batch
 
+T = TypeVar("T")
+
 #: What says which prompt a sample answers, the surest first.
 GROUP_NAMES = ("group_id", "group_ids", "uid", "prompt_idx", "group_index", "prompt_id", "task_id")
+
+
+def worked_out_once(make: Callable[[StepBatch], T]) -> Callable[[StepBatch], T]:
+    """What several rules ask of a batch is worked out for the first of them; what it raises, the others are told."""
+    name = f"{make.__module__}.{make.__qualname__}"
+
+    @wraps(make)
+    def kept(batch: StepBatch) -> T:
+        known = batch.columns.worked_out
+        if name not in known:
+            try:
+                known[name] = make(batch), None
+            except Exception as error:
+                known[name] = None, error
+        found, failed = known[name]
+        if failed is not None:
+            raise failed.with_traceback(None)
+        made: T = found
+        return made
+
+    return kept
 
 
 class StepBatch:
@@ -66,6 +89,7 @@ class StepBatch:
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
         self.columns.forget()
+        self.flat.forget()
         for cached in (
             "tokens_N",
             "trained_N",

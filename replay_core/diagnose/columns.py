@@ -67,7 +67,8 @@ class Columns:
         spine = flat.spine
         own: list[int | None] = list(range(len(spine)))
         self.sheets: list[tuple[Sheet, list[int | None]]] = [(spine, own), *others]
-        self._columns: dict[str, Column | None] = {}
+        #: The tensor of a name, and the number of the sheet that it is of.
+        self._columns: dict[str, tuple[int, Column] | None] = {}
         #: What was worked out of these values once, for all rules that ask.
         self.worked_out: dict[str, Any] = {}
 
@@ -87,18 +88,27 @@ class Columns:
     def of(self, name: str) -> Column | None:
         """A tensor over the batch's tokens, of the first sheet that has it; per-sample values are spread."""
         if name not in self._columns:
-            self._columns[name] = next(self.every(name), None)
-        return self._columns[name]
+            self._columns[name] = next(self._read(name), None)
+        found = self._columns[name]
+        return None if found is None else found[1]
 
     def every(self, name: str) -> Iterator[Column]:
         """The tensor of that name of every sheet that has it."""
+        if name not in self._columns:
+            yield from (column for _, column in self._read(name))
+        elif (first := self._columns[name]) is not None:
+            yield first[1]
+            yield from (column for _, column in self._read(name, first[0] + 1))
+
+    def _read(self, name: str, begin: int = 0) -> Iterator[tuple[int, Column]]:
+        """The tensor of every sheet from that one on that has it, and the number of the sheet."""
         trained_here = any(sheet.name == "forward_data" for sheet, _ in self.sheets)
-        for sheet, places in self.sheets:
+        for number, (sheet, places) in enumerate(self.sheets[begin:], begin):
             if sheet.name == "datums" and trained_here and name.endswith("logprobs"):
                 continue  # what a remote trainer was sent, beside the forward of another trainer
             found = self._gather(sheet, places, name)
             if found is not None and found.said_N.any():
-                yield found
+                yield number, found
 
     def _gather(self, sheet: Sheet, places: list[int | None], name: str) -> Column | None:
         refs = sheet.refs(name)

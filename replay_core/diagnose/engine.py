@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -26,13 +27,19 @@ def rules() -> list[Rule]:
     Raises:
         ValueError: a rule is not as it must be (`rule.rule`), or explains one that does not exist.
     """
-    for family in iter_modules(families.__path__):
-        import_module(f"{families.__name__}.{family.name}")
+    _registered()
     ids = {id for id, _ in RULES}
     for rule in RULES.values():
         if unknown := sorted({*rule.explains} - ids):
             raise ValueError(f"rule {rule.id}: it explains {unknown[0]}, which is no rule; rules are {sorted(ids)}")
     return [RULES[key] for key in sorted(RULES)]
+
+
+@cache
+def _registered() -> None:
+    """Import every family, which registers its rules: a folder is looked through once, not three times a diagnosis."""
+    for family in iter_modules(families.__path__):
+        import_module(f"{families.__name__}.{family.name}")
 
 
 def chain() -> Chain:

@@ -22,27 +22,32 @@ class Flat:
     def __len__(self) -> int:
         return len(self.spine)
 
+    def forget(self) -> None:
+        """Drop what is as long as the tokens."""
+        for name in ("sample_N", "position_N"):
+            self.__dict__.pop(name, None)
+
     @cached_property
     def lengths_B(self) -> Array:
         """Tokens of each sample."""
         return np.array([self.spine.parts[part].lengths[row] for part, row in self.spine.index], dtype=np.int64)
 
-    @property
+    @cached_property
     def starts_B(self) -> Array:
         """Where each sample's tokens begin in the flat arrays."""
         return np.cumsum(self.lengths_B) - self.lengths_B
 
-    @property
+    @cached_property
     def spans(self) -> list[slice]:
         """Where each sample's tokens lie in the flat arrays."""
         return [slice(int(at), int(at + size)) for at, size in zip(self.starts_B, self.lengths_B, strict=True)]
 
-    @property
+    @cached_property
     def sample_N(self) -> Array:
         """The sample of every token."""
         return np.repeat(np.arange(len(self)), self.lengths_B)
 
-    @property
+    @cached_property
     def position_N(self) -> Array:
         """The place of every token in its sample."""
         places: Array = np.arange(int(self.lengths_B.sum())) - np.repeat(self.starts_B, self.lengths_B)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.batch import StepBatch, worked_out_once
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import Kin, odd_one
@@ -408,6 +408,7 @@ def _is_one_shift(odd: Kin) -> bool:
     return odd.suspect.name in ("rollout_logprobs", "old_logprobs") and abs(odd.by) == 1
 
 
+@worked_out_once
 def gap(batch: StepBatch) -> Gap:
     """The gap between rollout and trainer.
 
@@ -476,14 +477,17 @@ def packed_signature(batch: StepBatch, by_sample_B: Array, *, few: bool = False)
                 and counts_B[order][first_B].sum() < FEWEST_CLEAN
             ):
                 continue
-            clean, dirty = float(np.quantile(values_B[first_B], 0.9, method="lower")), values_B[later_B]
+            ranked, dirty = np.sort(values_B[first_B]), values_B[later_B]
+            clean = float(ranked[int(0.9 * (len(ranked) - 1))])
+            if not clean < CLEAN:
+                continue
             # A short later sample may see little of what it should not: a few may pass, the most may not.
             off = float((dirty > max(APART * float(np.median(values_B[first_B])), 1e-5)).mean())
             least = LEAKS_BY_GUESS if "inferred" in how else LEAKS
             apart = float(np.median(dirty)) > max(APART * clean, least)
             # Of those that agree, most are first ones: else something other than packing spares them.
             agree = values_B <= max(APART * clean, 1e-5)
-            if clean < CLEAN and off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:
+            if off >= 0.8 and apart and float(starts_B[agree].mean()) >= 0.6:
                 agree_B = np.zeros(len(values_B), dtype=bool)
                 agree_B[order[starts_B]] = True
                 return agree_B, how

@@ -72,8 +72,9 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
     spans = batch.flat.spans
     # The first token of rows that are recorded without their prompts has no number in either.
     inside_N = inside_N & ~_behind_the_last_N(batch) & (these.said_N | those.said_N)
-    theirs = [np.nan_to_num(these.values_N[at][inside_N[at]]) for at in spans]
-    ours = [np.nan_to_num(those.values_N[at][inside_N[at]]) for at in spans]
+    these_N, those_N = np.nan_to_num(these.values_N), np.nan_to_num(those.values_N)
+    theirs = [these_N[at][inside_N[at]] for at in spans]
+    ours = [those_N[at][inside_N[at]] for at in spans]
     ours_BH = np.full((len(batch), HEAD), np.nan)
     for sample, mine in enumerate(ours):
         ours_BH[sample, : min(len(mine), HEAD)] = mine[:HEAD]

@@ -18,6 +18,15 @@ def library(array: Array) -> Any:
 
 def group_index(ids_B: Array) -> tuple[Array, int]:
     """Ids of any kind as numbers 0..G-1, and G."""
+    # Numbers without a gap are so already, and a sort would find it out ten times as slowly.
+    if (
+        library(ids_B) is np
+        and ids_B.dtype == np.int64
+        and 0 <= ids_B.min(initial=0) <= ids_B.max(initial=0) < len(ids_B)
+    ):
+        counts_G = np.bincount(ids_B)
+        if counts_G.all():
+            return ids_B, len(counts_G)
     unique_G, index_B = library(ids_B).unique(ids_B, return_inverse=True)
     return index_B.reshape(-1), len(unique_G)
 

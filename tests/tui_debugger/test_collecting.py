@@ -15,7 +15,7 @@ def begun() -> Iterator[collecting.Collecting]:
     before = gc.get_threshold()
     collecting.begin()
     yield collecting.Collecting()
-    gc.unfreeze()
+    # What was left out before stays so: later tests would look through all of torch each time.
     gc.set_threshold(*before)
 
 

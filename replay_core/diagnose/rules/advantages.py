@@ -22,7 +22,7 @@ from replay_core.diagnose.advantage_variants import (
     zeroed,
 )
 from replay_core.diagnose.algorithm import OF_GROUPS, demands_whitening, severity_of_raw, why_raw
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.batch import StepBatch, worked_out_once
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
@@ -116,7 +116,7 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     sample stands equally often, a batch was trained on for several epochs: each counts once.
     """
     try:
-        found = list(_recomputed(batch))
+        found = _recomputed(batch)
         if not found or found[0].severity == "info" or batch.once is batch:
             yield from found
             return
@@ -132,7 +132,12 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
 _OVER_ALL = "no known variant agrees: what they are instead is judged over all steps"
 
 
-def _recomputed(batch: StepBatch) -> Iterator[Finding]:
+@worked_out_once
+def _recomputed(batch: StepBatch) -> list[Finding]:
+    return list(_by_variants(batch))
+
+
+def _by_variants(batch: StepBatch) -> Iterator[Finding]:
     advantage_B, group_B, reward_B = batch.advantage_B, given(batch.group_B), given(batch.reward_B)
     if advantage_B is None:
         raise Skip("advantages change from token to token: a critic's (GAE)")

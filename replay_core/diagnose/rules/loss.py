@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from replay_core.diagnose.algorithm import RESPONSE_LIMITS, aggregation, divides_by_update, of_loss, stated_number
-from replay_core.diagnose.batch import StepBatch, largest_advantage
+from replay_core.diagnose.batch import StepBatch, largest_advantage, worked_out_once
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.compared import disagrees
@@ -829,6 +829,7 @@ def _ratio_N(batch: StepBatch) -> Array | None:
     return filled_N
 
 
+@worked_out_once
 def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
     """The loss of every token, and whether it is certain: recorded, or of a recorded ratio; else the ratio is taken
     as 1.

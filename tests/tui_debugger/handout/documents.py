@@ -34,14 +34,18 @@ LONG = 100_000
 HOSTILE = (*_HOSTILE, pytest.param("A" * 1_000_000, marks=pytest.mark.long))
 
 
+_SAVED = (
+    "comparison", "comparison_same", "matrix", "diagnosis", "diagnosis_log", "diagnosis_shifted", "parity",
+    "record", "run_a", "inspect_one", "ruling_lacking",
+)  # fmt: skip
+#: Names of `genuine`: known without making the documents, which takes a second.
+NAMES = (*_SAVED, "compared", "mismatch", "samples", "run", "gathering", "ruling", "weights")
+
+
 @lru_cache(1)
 def genuine() -> dict[str, Any]:
     """Name -> document: saved ones that rldbg made, and such as are made in no time."""
-    names = (
-        "comparison", "comparison_same", "matrix", "diagnosis", "diagnosis_log", "diagnosis_shifted", "parity",
-        "record", "run_a", "inspect_one", "ruling_lacking",
-    )  # fmt: skip
-    found = {name: json.loads((DOCUMENTS / f"{name}.json").read_text(encoding="utf-8")) for name in names}
+    found = {name: json.loads((DOCUMENTS / f"{name}.json").read_text(encoding="utf-8")) for name in _SAVED}
     found["compared"] = workbench.compare_dumps(NEXRL / "self_hosted_fp32", NEXRL / "self_hosted_bf16")
     found["mismatch"] = workbench.mismatch(DATA / "faults/temperature_mismatch")
     found["samples"] = workbench.samples(DATA / "slime", by="mismatch", shown=(2, 3))
@@ -50,7 +54,9 @@ def genuine() -> dict[str, Any]:
         sides = {"a": str(NEXRL / "self_hosted_fp32"), "b": str(NEXRL / "self_hosted_bf16")}
         found["gathering"] = workbench.work_units("compare", sides, Path(units), None, InProcess(perform))
     # Pages of a real ruling and of real weights: what is inside them is read as a colleague's rldbg reads it.
-    return found | {name: workbench.reopen(Path(__file__).with_name(f"{name}.html")) for name in ("ruling", "weights")}
+    found |= {name: workbench.reopen(Path(__file__).with_name(f"{name}.html")) for name in ("ruling", "weights")}
+    assert tuple(found) == NAMES
+    return found
 
 
 def spoilt(document: Any, text: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import browser
-from tests.tui_debugger.handout.documents import genuine, hostile_texts, spoilt
+from tests.tui_debugger.handout.documents import NAMES, genuine, hostile_texts, spoilt
 from tui_debugger.handout.html_page import page
 from tui_debugger.handout.kinds import sheet_of
 
@@ -88,7 +88,7 @@ def test_a_page_is_readable_on_a_phone_and_on_a_wide_screen_by_day_and_by_night(
         assert not [one for one in tab.heard if one.get("method") == "Log.entryAdded"], "the browser complains"
 
 
-@pytest.mark.parametrize("name", list(genuine()))
+@pytest.mark.parametrize("name", NAMES)
 def test_who_reads_at_night_prints_dark_letters_on_white_and_no_column_is_cut(
     tab: browser.Browser, tmp_path: Path, name: str
 ) -> None:
