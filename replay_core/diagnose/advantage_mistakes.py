@@ -99,8 +99,8 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         return
     every = [
         one
-        for makes in (_from_held, _from_padding, _from_equal, _from_lines, _from_values, _from_groupings, _from_order,
-                      _from_parts)
+        for makes in (_from_held, _from_padding, _from_variance, _from_equal, _from_lines, _from_values,
+                      _from_groupings, _from_order, _from_parts)
         for one in makes(batch, unlike)
     ]  # fmt: skip
     # That a line is none of those known says less than what makes it.
@@ -155,7 +155,7 @@ def _of_own_sum(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
 def _from_padding(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     """Rewards whitened over every slot of the padded responses, whose padding holds zeros."""
     trained_N, width = batch.trained_N, batch.laid.widths.get("the response", 0)
-    if trained_N is None or np.unique(np.round(unlike.heard_B, 6)).size < MOVED_VALUES:
+    if trained_N is None or not np.ptp(unlike.heard_B) > 0:
         return
     tokens_B = batch.flat.count(trained_N).astype(np.float64)
     slots = float(width * len(tokens_B))
@@ -178,6 +178,43 @@ def _from_padding(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 return
 
 
+_NORMALISED = "(r - group mean) / group std"
+
+
+def _from_variance(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Rewards whitened over the batch's tokens, or its samples, by their variance instead of its root."""
+    if not np.ptp(unlike.heard_B) > 0:
+        return
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    tokens_B = None if batch.trained_N is None else batch.flat.count(batch.trained_N).astype(np.float64)
+    for over, weights_B in (("tokens", tokens_B), ("samples", np.ones(len(reward_B)))):
+        total = 0.0 if weights_B is None else float(weights_B.sum())
+        if weights_B is None or total < 2:
+            continue
+        for what, score_B in (("r", reward_B), ("r - group mean", advantages.group_centred(reward_B, group_B))):
+            centred_B = score_B - float(score_B @ weights_B) / total
+            squares = float((centred_B * centred_B) @ weights_B)
+            for divisor in (total, total - 1) if squares > 0 else ():
+                # Of a variance near 1 it is its own root.
+                made_B = centred_B / (squares / divisor)
+                if abs(squares / divisor - 1) > OFF_ROOT and agree(
+                    unlike.heard_B, made_B[unlike.kept_B], unlike.close * max(1.0, float(np.abs(made_B).max()))
+                ):
+                    yield Guess(
+                        "error", "by variance",
+                        f"advantages are whitened by the variance of the batch's {over}, not by its root, the std: "
+                        f"they are ({what} - mean) / {squares / divisor:.3g}, where the std is "
+                        f"{float(np.sqrt(squares / divisor)):.3g}",
+                        "a square root is missing in the normalisation: advantages have the std 1 / std, and grow the "
+                        "more alike rewards get",
+                    )  # fmt: skip
+                    return
+
+
+#: How far from 1 a variance has to be before it is told from its root.
+OFF_ROOT = 0.05
+
+
 def _from_held(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     """Mean and std of the rows that one rank, or one micro-batch, holds: over these samples, or over their tokens."""
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
@@ -185,7 +222,10 @@ def _from_held(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         return
     tokens_B = None if batch.trained_N is None else batch.flat.count(batch.trained_N).astype(np.float64)
     for whose, part_B in held_together(batch):
-        for what, score_B in (("r", reward_B), ("r - group mean", advantages.group_centred(reward_B, group_B))):
+        for what, score_B in (
+            ("r", reward_B), ("r - group mean", advantages.group_centred(reward_B, group_B)),
+            (_NORMALISED, advantages.group_normalised(reward_B, group_B)),
+        ):  # fmt: skip
             made = [advantages.group_normalised(score_B, part_B, unbiased=unbiased) for unbiased in (True, False)]
             for unbiased in (True, False):
                 whitened_B = np.zeros(len(score_B))
@@ -198,8 +238,10 @@ def _from_held(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             if matching(unlike.heard_B, zeroed(((what, one_B) for one_B in made), unlike.kept_B), unlike.close):
                 yield Guess(
                     "error" if batch.laid.algorithm.estimator else "warning", f"held: {whose}",
-                    f"advantages are normalised over {whose} own rows: mean and std of {what} are not those of the "
-                    "whole batch",
+                    f"advantages are normalised a second time, over {whose} own rows, after they were within each group"
+                    if what == _NORMALISED
+                    else f"advantages are normalised over {whose} own rows: mean and std of {what} are not those of "
+                    "the whole batch",
                     "the statistics are not reduced over all ranks (or are taken inside the loop over micro-batches): "
                     "one reward has another advantage on another rank, and fewer samples make its mean and std noisier",
                 )  # fmt: skip

@@ -244,7 +244,7 @@ def solved_variants(batch: StepBatch, heard_B: Array, kept_B: Array, reward_B: A
                 (centred_B / below_B),
             )
     if batch.laid.algorithm.estimator in ("", "reinforce"):
-        yield from _one_line(heard_B, reward_B[kept_B], group_B[kept_B])
+        yield from _one_line(heard_B, reward_B[kept_B], group_B[kept_B], _own_means(batch, reward_B))
 
 
 def _is_round(value: float) -> bool:
@@ -252,8 +252,23 @@ def _is_round(value: float) -> bool:
     return abs(value - digit) <= ROUND * digit
 
 
-def _one_line(heard_B: Array, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
-    """(r - b) / s with one b and s for the batch, which none of its own figures is: running means."""
+def _own_means(batch: StepBatch, reward_B: Array) -> tuple[float, ...]:
+    """Means of the batch's own rewards: over the tokens that count, and over every slot of the padded responses."""
+    if batch.trained_N is None:
+        return ()
+    tokens_B = batch.flat.count(batch.trained_N).astype(np.float64)
+    width = batch.laid.widths.get("the response", 0)
+    return tuple(
+        float(reward_B @ tokens_B) / total for total in (float(tokens_B.sum()), float(width * len(tokens_B))) if total
+    )
+
+
+def _one_line(
+    heard_B: Array, reward_B: Array, group_B: Array, own_means: tuple[float, ...]
+) -> Iterator[tuple[str, Array]]:
+    """(r - b) / s with one b and s for the batch, which none of its own figures is: running means. `own_means`:
+    its own over tokens.
+    """
     spread = float(np.ptp(reward_B))
     means = np.bincount(group_B, weights=reward_B) / np.maximum(np.bincount(group_B), 1)
     if not spread > 0 or float(np.ptp(means[np.unique(group_B)])) <= 1e-3 * spread:
@@ -263,7 +278,7 @@ def _one_line(heard_B: Array, reward_B: Array, group_B: Array) -> Iterator[tuple
     if not slope > 0:
         return
     baseline = float(reward_B.mean()) - float(heard_B.mean()) / slope
-    own = (float(reward_B.mean()), 0.0, float(reward_B.max()), float(reward_B.min()))
+    own = (float(reward_B.mean()), 0.0, float(reward_B.max()), float(reward_B.min()), *own_means)
     if any(abs(baseline - one) <= 1e-3 * spread for one in own):
         return
     name = f"(r - {baseline:.4g}) / {1 / slope:.4g}, one baseline and scale for the whole batch (running ones)"

@@ -130,9 +130,11 @@ class ByContext(Struct):
         if min(len(first), len(others)) < BESIDE or alike > UNLIKE or first.mean() > OTHER_PROMPT * others.mean():
             return None
         return (
-            ", in every step from the first on: the engine holds other weights than the trainer",
+            ", in every step from the first on: the engine holds other weights than the trainer, or computes otherwise "
+            "with them",
             "the engine was loaded with another checkpoint (or one that was converted wrongly) and no update replaces "
-            "it" + ("" if self.has_one_number else ", or dropout is left on in the trainer's forward")
+            "it; or its model is set up otherwise than the trainer's (experts per token, activation, norm)"
+            + ("" if self.has_one_number else ", or dropout is left on in the trainer's forward")
             + ". Not another prompt, which tells most at the first tokens; not precision, which leaves the two alike",
             [shown(f"mean |d| of the first {FIRST} tokens and of the others",
                    f"{first.mean():.3g}, {others.mean():.3g}"),

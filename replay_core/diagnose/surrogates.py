@@ -50,6 +50,9 @@ _NO_ADVANTAGE = "the advantage is missing: every token is pushed alike"
 _LOG = "the exponential is missing: the logarithm of the ratio stands for the ratio"
 _RATIO_SQUARED = "the ratio stands in it twice (squared)"
 _ALWAYS = "the clipped loss alone is taken, not the larger of clipped and unclipped"
+_UNWEIGHING = (
+    "the bounded ratio times the advantage stands alone, without the log-probability that CISPO weighs with it"
+)
 _AROUND_0 = "the clip range lies around 0, not around 1: nearly every token is cut off"
 _ABOVE_ALONE = "the ratio is clipped above alone, and not below"
 _BELOW_ALONE = "the ratio is clipped below alone, and not above"
@@ -79,6 +82,8 @@ _CAUSES = {
     _RATIO_SQUARED: "it is multiplied in at two places",
     _ALWAYS: "the maximum of the two losses is missing: a token outside of the range never has a gradient, and one "
     "that went the wrong way stays there",
+    _UNWEIGHING: "a bounded ratio has no gradient where it is cut off, and PPO's where it is not: CISPO keeps the "
+    "gradient of every token's log-probability, and bounds its weight alone (stop-gradient)",
     _AROUND_0: "clamp(ratio, -eps, eps) stands for clamp(ratio, 1 - eps, 1 + eps)",
     _ABOVE_ALONE: "one bound of the clamp is missing",
     _BELOW_ALONE: "one bound of the clamp is missing",
@@ -101,8 +106,8 @@ _CAUSES = {
 }
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
-    _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED, _OF_ENGINE,
-    _SMALLER, _WEIGHT_SQUARED, _UNCAPPED, _WEIGHT_INVERTED, _MASK_INVERTED, _CORRECTED_TWICE,
+    _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _UNWEIGHING, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED,
+    _OF_ENGINE, _SMALLER, _WEIGHT_SQUARED, _UNCAPPED, _WEIGHT_INVERTED, _MASK_INVERTED, _CORRECTED_TWICE,
 }  # fmt: skip
 
 
@@ -350,7 +355,8 @@ def _of_other_ratios(
     yield Surrogate(-a_N * np.log(np.maximum(r_N, 1e-30)), None, _LOG)
     yield Surrogate(-a_N * r_N**2, None, _RATIO_SQUARED)
     for low, high in ranges:
-        yield Surrogate(-a_N * r_N.clip(1 - low, 1 + high), (low, high), _ALWAYS)
+        always = _UNWEIGHING if batch.laid.algorithm.is_of_weights else _ALWAYS
+        yield Surrogate(-a_N * r_N.clip(1 - low, 1 + high), (low, high), always)
         yield Surrogate(np.maximum(-a_N * r_N, -a_N * r_N.clip(-low, high)), (low, high), _AROUND_0)
         yield Surrogate(np.maximum(-a_N * r_N, -a_N * np.minimum(r_N, 1 + high)), (low, high), _ABOVE_ALONE)
         yield Surrogate(np.maximum(-a_N * r_N, -a_N * np.maximum(r_N, 1 - low)), (low, high), _BELOW_ALONE)

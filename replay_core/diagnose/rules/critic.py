@@ -180,9 +180,11 @@ def _moves(means: list[float], loss: Series | None) -> bool:
 @rule("D45", "the critic explains nothing", link="trend", scope="signals",
       needs=("explained_variance|value_mean|value_loss",), source="PPO's explained variance")  # fmt: skip
 def never_learns(log: RunLog) -> Finding | None:
-    """The mean value the same number in every one of 5 steps and more, while returns change or a value loss is
-    logged: a warning. Else explained variance and value loss of 10 steps, judged as of a dump: a warning of 24 steps
-    and more, or where the mean value stands; info where the critic's values move, as a new one's do, or
+    """The mean value the same number in every one of 5 steps and more, while returns change or a value loss is logged:
+    a warning. So is a value loss that had fallen to half of its first steps' and less, leaps to 10 times the most of
+    the 5 before and past where it began, and falls to half of that again, with an explained variance under -1 at the
+    leap: a critic that starts anew. Else explained variance and value loss of 10 steps, judged as of a dump: a warning
+    of 24 steps and more, or where the mean value stands; info where the critic's values move, as a new one's do, or
     where their mean began off that of the returns and has come to it (a quarter of the way is left) and the explained
     variance is about 0: returns that hardly differ.
     """
@@ -198,6 +200,8 @@ def never_learns(log: RunLog) -> Finding | None:
             cause=_NOTHING,
             next_step="print the critic's learning rate and the norm of its gradient after a step",
         )
+    if loss is not None and (anew := _starts_anew(log, loss)) is not None:
+        return anew
     if loss is not None and len(loss.finite) >= 8 and trends.rises(loss.finite):
         begun, now = median(loss.finite[:3]), median(loss.finite[-3:])
         if begun > 0 and now > EXPLODED * begun:
@@ -231,6 +235,47 @@ def never_learns(log: RunLog) -> Finding | None:
             if mean
             else _NOTHING,
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
+        )
+    return None
+
+
+#: Steps on either side of a leap of the value loss; what it had come to of its beginning, and how many times the most
+#: of the steps before it leaps to; where the explained variance then is, at the most, in the first of them.
+AROUND, LEARNT_BY, LEAPS, LOST = 5, 0.5, 10.0, -1.0
+
+
+def _starts_anew(log: RunLog, loss: Series) -> Finding | None:
+    """A value loss that had fallen, leaps at one step past where it began, and falls again from there, while the
+    explained variance leaves its range: what the critic had learnt is gone at once.
+    """
+    points = [point for point in loss.points if math.isfinite(point.value)]
+    values = [point.value for point in points]
+    explained = log.get("explained_variance")
+    for at in range(2 * AROUND, len(values) - AROUND + 1):
+        before = values[at - AROUND : at]
+        begun = median(values[:3])
+        if not 0 < median(before) < LEARNT_BY * begun or values[at] < max(LEAPS * max(before), begun):
+            continue
+        # What leaps in one step alone, or stays, is no critic that begins to learn.
+        after = values[at : at + AROUND]
+        if min(after) < LEAPS / 2 * median(before) or median(values[-3:]) > LEARNT_BY * values[at]:
+            continue
+        later = [point.value for point in explained.points if point.step == points[at].step] if explained else []
+        if not later or later[0] > LOST:
+            continue
+        step = points[at].step
+        return warning(
+            f"the critic starts anew at step {step}: {loss.name} leaps from {median(before):.3g} to {values[at]:.3g}, "
+            "past where it began, and has to be learnt again",
+            points[at].where(loss.name),
+            loss.shown_at(points[at], f"about {median(before):.3g}"),
+            shown(f"{loss.name} in the first steps", begun),
+            shown("explained variance at that step", later[0], "> 0"),
+            cause="what the critic had learnt is lost: its weights (or its value head) were not loaded at a resume, or "
+            "were initialised again; or its targets are on another scale from that step on. Advantages are noise until "
+            "it has learnt again",
+            next_step="compare the critic's checkpoint with what is loaded at that step; look at the mean return there",
+            steps=[point.step for point in points[at:]],
         )
     return None
 

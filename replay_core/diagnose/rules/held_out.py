@@ -91,6 +91,43 @@ def _gone(log: RunLog, reward: Series) -> Finding | None:
     return None
 
 
+#: Evaluations that say one number before it is no chance, of a result that is no bound.
+STOOD = 6
+
+
+@rule("D116", "validation never changes", link="trend", scope="signals", needs=("held_out", "reward"), lasts=True,
+      source="an evaluation that is given the initial weights, or an engine that no update reaches")  # fmt: skip
+def stands_still(log: RunLog) -> Finding | None:
+    """A validation's result that is one number to the last digit in all of 6 evaluations and more, neither 0 nor 1,
+    while the reward of training rises, or the policy's entropy drifts, beyond chance: a warning. Two sets
+    of weights answer a validation set alike where it has next to no prompts.
+    """
+    reward = given(log.get("reward"))
+    stood = [series for series in log.all("held_out") if len(series.finite) >= STOOD and len(set(series.finite)) == 1]
+    skip_if(not any(len(series.finite) >= STOOD for series in log.all("held_out")), f"needs {STOOD} evaluations")
+    stood = [series for series in stood if series.finite[0] not in (0.0, 1.0)]
+    others = [series for series in log.all("held_out") if len(set(series.finite)) > 1]
+    if not stood or others:
+        return None
+    entropy = log.get("entropy")
+    drifts = entropy is not None and abs(trends.drift(entropy.finite)) > trends.DRIFT_Z
+    moved = reward if trends.rises(reward.finite) or not drifts else given(entropy)
+    if moved is reward and not trends.rises(reward.finite):
+        return None
+    series, value = stood[0], stood[0].finite[0]
+    return warning(
+        f"validation does not change: {series.name} is {value:g} in all {len(series.finite)} evaluations, while "
+        f"{moved.name} goes from {trends.level(moved.finite[:3]):.3g} to {trends.level(moved.finite):.3g}",
+        series,
+        series.shown(value, "another number as the policy learns"),
+        shown("evaluations", len(series.finite)),
+        moved.shown(trends.level(moved.finite), f"was {trends.level(moved.finite[:3]):.3g}"),
+        cause="the weights that are validated are not those that are trained: the initial ones, a checkpoint that is "
+        "never replaced, an engine of its own that no update reaches; or the result is cached",
+        next_step="validate the same prompts with the newest checkpoint, and compare answers of two evaluations",
+    )
+
+
 #: How a harness calls one task scored by form and by answer; what the first loses, and by what the second may waver.
 _STRICT, _FLEXIBLE = (
     regex(r"(?i)strict(?:[-_ ](?:match|extract))?"),

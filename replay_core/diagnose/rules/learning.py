@@ -539,7 +539,8 @@ def no_divergence(log: RunLog) -> Finding | None:
     multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where
     no gradient norm is logged, 20 steps in which the loss changes. A KL that is off is silent: its coefficient is 0,
     the run states that its loss has none, it is printed rounded, or samples were recorded without a reference and
-    nothing tells of a coefficient. Or one that was 0 at first, past .005 in 4 steps, and is 0 again in a single later
+    nothing tells of a coefficient. Where the policy's entropy drifts (z 4, a fifth of it), the policy does move, and
+    the reference moves with it. Or one that was 0 at first, past .005 in 4 steps, and is 0 again in a single later
     one: the run goes on from the initial weights where reward, entropy and length are then as in the first steps. A
     warning; silent where the reference is reset on purpose.
     """
@@ -558,16 +559,36 @@ def no_divergence(log: RunLog) -> Finding | None:
         return None
     if (rates is not None and not any(rates.finite)) or (series.signal == "kl" and _is_off(log)):
         return None
+    goes = None if unsure else _policy_goes(log)
     return finding(
         "info" if unsure else "warning",
         f"{series.name} is exactly 0 in all {len(series.finite)} steps, although "
-        + ("gradients are not" if grads is not None else "the loss changes"),
+        + ("gradients are not" if grads is not None else "the loss changes")
+        + ("" if goes is None else f" and {goes.name} tells that the policy moves: the reference moves with it"),
         series,
         series.shown(0.0, "> 0 after the first update"),
+        *([] if goes is None else [goes.shown(trends.level(goes.finite), f"was {trends.level(goes.finite[:3]):.3g}")]),
         cause=("the coefficient it is multiplied by is 0, as a run without a KL term has it; or " if unsure else "")
-        + _STILL,
+        + (_STILL if goes is None else _MOVES_ALONG),
         next_step=_RECORD,
     )
+
+
+#: Mann-Kendall's z, and the share of its beginning, by which a figure drifts of a policy that is updated.
+SURELY, GONE = 4.0, 0.2
+_MOVES_ALONG = (
+    "the reference is the policy itself: one object, weights that are shared or updated with it (no copy is made, an "
+    "adapter is not switched off for the reference), or a copy that is made anew in every step: the KL holds nothing"
+)
+
+
+def _policy_goes(log: RunLog) -> Series | None:
+    """A figure of the policy alone that drifts farther than a policy that stands could: its entropy."""
+    entropy = log.get("entropy")
+    if entropy is None or len(entropy.finite) < 2 * FEWEST or abs(trends.drift(entropy.finite)) < SURELY:
+        return None
+    begun, now = trends.level(entropy.finite[:3]), trends.level(entropy.finite)
+    return entropy if abs(now - begun) > GONE * abs(begun) else None
 
 
 def _is_off(log: RunLog) -> bool:

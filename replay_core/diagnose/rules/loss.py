@@ -42,6 +42,8 @@ ZERO = 1e-4
 _SCHEDULED = "token-sum over the tokens of the update, times its micro-batches"
 #: A plain loop divides each micro-batch's mean by how many it accumulates.
 _SHARED = ", over the number of its update's micro-batches"
+#: What averages gradients over ranks divides each rank's mean by how many there are.
+_RANKED = ", over the number of ranks"
 
 
 class _MicroLoss(Struct, frozen=True):
@@ -92,6 +94,10 @@ def reductions_of(part: _MicroLoss, step_tokens: int, step_samples: int) -> Iter
         for name, mean in (("token-mean", reductions.token_mean), ("seq-mean-token-mean", reductions.sequence_mean)):
             yield f"{name} over the micro-batch{_SHARED} ({part.micros})", float(mean(values_BT, mask_BT)) / part.micros
     if part.ranks > 1:
+        by = part.ranks * part.micros
+        for name, mean in (("token-mean", reductions.token_mean), ("seq-mean-token-mean", reductions.sequence_mean)):
+            all_of = f"{_RANKED} ({part.ranks})" + (f" and of micro-batches ({part.micros})" if part.micros > 1 else "")
+            yield f"{name} over the micro-batch{all_of}", float(mean(values_BT, mask_BT)) / by
         # Gradients are averaged over the ranks afterwards.
         yield (
             "token-sum over the tokens of the update, times the ranks",
@@ -177,13 +183,17 @@ def reduction(batch: StepBatch) -> Finding | None:
                 next_step="rldbg diagnose --explain D28   # then look at what divides the loss or the gradient",
             )
         return info(
-            f"{first.logged.name} is {name}" + (f": {_UNEQUAL}" if _SHARED in name else ""),
+            f"{first.logged.name} is {name}"
+            + (f": {_UNEQUAL}" if _SHARED in name else f": {_UNEQUAL_RANKS}" if _RANKED in name else ""),
             place,
             shown("micro-batches that agree", len(parts)),
             shown("agree to", CLOSE),
             cause="right where the schedule divides by the micro-batches afterwards, as Megatron's does; a plain loop "
             "that accumulates gradients makes them that many times too large"
             if name.startswith(_SCHEDULED)
+            else "right where a mean of the ranks' own means is meant (DDP over a local mean); else the count of "
+            "tokens is not summed over the ranks before it divides"
+            if _RANKED in name
             else "the reduction that was recomputed and agrees; nothing is wrong",
             next_step="rldbg diagnose --explain D28",
         )
@@ -263,6 +273,9 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
                 "alike: a token of a small one weighs more than one of a large (gradient accumulation; sums are to be "
                 "divided by the tokens of the whole update)"
                 if _SHARED in made
+                else f"each rank divides by the tokens that it holds itself, and all {first.ranks} count alike: a "
+                "token of a rank with few of them weighs more (the count of tokens is not summed over the ranks)"
+                if _RANKED in made
                 else "the aggregation that is configured does not reach the loss: another default stands in its "
                 "place, and responses of another length count for more or less than is meant",
                 next_step="rldbg diagnose --explain D28",
@@ -701,6 +714,7 @@ def _is_times(part: _Recomputed, name: str, times: float, heard: list[_Recompute
     )
 
 
+_UNEQUAL_RANKS = "each rank divides by its own tokens, and one of a rank with few of them weighs more"
 _UNEQUAL = "a token of a small micro-batch weighs more than one of a large"
 _FACTOR_CAUSE = (
     "a factor too many: the world size (gradients are averaged over ranks already), or the number of "

@@ -73,6 +73,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     """
     found: list[tuple[Finding, bool, bool]] = []
     means: list[float] = []
+    off: list[int] = []
     whys: list[str] = []
     growth, misplaced, partway, repeated, places = Growth(), Misplaced(), Partway(), Repeated(), ByContext()
     weak: set[str] = set()
@@ -86,6 +87,7 @@ def disagree(case: Case) -> Iterator[Finding]:
         means.append(between.mean)
         growth.take(batch, between)
         if between.mean > DISAGREE:
+            off += [] if batch.step is None else [batch.step]
             misplaced.take(batch, between)
             partway.take(batch, between)
             repeated.take(batch, between)
@@ -140,13 +142,17 @@ def disagree(case: Case) -> Iterator[Finding]:
         ]  # fmt: skip
     elif grows:
         every = [_because(one, *_of_growth(growth)) if one in guessed else one for one in every]
+    elif fresh and case.begins and guessed:
+        # Prompts, templates and precision are those of the first step, which agrees.
+        every = [_because(one, _LEFT, _LEFT_CAUSE) if one in guessed else one for one in every]
     elif (
         not fresh and begins_with and guessed and growth.is_open
         and not places.is_of_the_prompt and not places.told(sure=True)
     ):  # fmt: skip
         every = [_because(one, *_of_padding_or_weights(growth)) if one in guessed else one for one in every]
     elif not fresh and begins_with and guessed and (by_place := places.told()) is not None:
-        every = [_because(one, *by_place) if one in guessed else one for one in every]
+        # What all steps together tell is of all of them, those too whose own differences told something weaker.
+        every = [replace(_because(one, *by_place), steps=tuple(off)) if one in guessed else one for one in every]
     elif begins_so and min(means) > DISAGREE and max(means) < 2 * min(means):
         every = [_because(one, *_OF_PRECISION) if one in uncaused else one for one in every]
     elif begins_with and not fresh and len(means) >= 3 and max(means) < 2 * min(means):
@@ -276,10 +282,22 @@ ALIKE = 0.95
 #: Where a mismatch is rounding, what the first step has, whose weights the engine was started with; and what one update
 #: does not come to (nats, probability, k3).
 _OF_AN_UPDATE = {"logprob_diff": (0.01, OLDEST), "prob_diff": (0.003, 0.1), "rollout_k3": (5e-4, 0.1)}
-_LATE = " after the first step, which has none, and comes to rest: samples are an update old, or more"
+_LATE = (
+    " after the first step, which has none, and comes to rest: samples are an update old, or more, or the engine's "
+    "weights are changed on their way"
+)
 _LATE_CAUSE = (
     "right of an asynchronous run, whose samples are of weights before the last update; of a synchronous one the "
-    "weights reach the engine a step late. Importance weights (truncated, TIS) set it right"
+    "weights reach the engine a step late (importance weights, truncated, TIS, set it right), or what is learnt "
+    "reaches it otherwise than it is: an adapter that is applied twice or with another scale, updates that are rounded"
+)
+
+#: The same of more than that, or of what wavers.
+_LEFT = " after the first step, which has none: from the first update on the engine's weights are not the trainer's"
+_LEFT_CAUSE = (
+    "weights are not sent to the engine, or late, or not all of them (a sync that fails silently, renamed parameters, "
+    "an adapter that is not delivered), or they are changed on their way. Not another prompt, template or precision, "
+    "which the first step would show as well"
 )
 
 #: The same of a run that states that its samples are no updates old.

@@ -605,37 +605,45 @@ def always_one(log: RunLog) -> Finding | None:
     )
 
 
+def fits_of(logged: Logged, values_N: Array) -> bool:
+    """Whether values make the logged losses: by any factor where 2 micro-batches tell it, of one by none."""
+    return logged.factor(values_N, plain=len(logged.values_M) < 2) is not None
+
+
 @rule("D29", "the KL term is another estimator than stated", link="ref", scope="case", lasts=True,
       explains=("L10", "L08", "D49"),
       source="Schulman 2020; k1's gradient is 0 on average: it is no loss (arXiv 2510.01555)")  # fmt: skip
 def kl_term(case: Case) -> Finding | None:
-    """The logged KL loss of micro-batches, made of policy and reference by k1, k2, k3 and |log r|, each also with the
-    two swapped: an error where only an estimator fits that is not the stated one, or the swapped order; a warning where
-    k1 fits and none is stated, since its gradient is 0 on average and it cannot hold the policy near its reference.
+    """The logged KL loss of micro-batches (of a single one in each of 3 steps and more as it is), made of policy and
+    reference by k1, k2, k3 and |log r|, each also with the two swapped: an error where only an estimator fits that is
+    not the stated one, or the swapped order; a warning where k1 fits and none is stated, since its gradient is 0 on
+    average and it cannot hold the policy near its reference.
     """
     fits: Counter[str] = Counter()
-    looked = 0
+    looked = alone = 0
     first: StepBatch | None = None
     stated, steps = "", []
     for batch in case.batches():
-        parts = logged_kl(batch)
+        parts = logged_kl(batch, fewest=1)
         if parts is None:
             continue
         logged, p_N, r_N, both_N = parts
         if np.abs(p_N - r_N).max(initial=0.0) < MOVED:
             continue
+        alone += len(logged.values_M) == 1
         stated, first, looked = stated or batch.laid.algorithm.loss_kl_estimator, first or batch, looked + 1
         steps += [] if batch.step is None else [batch.step]
         # Samples are of the old policy: an unbiased estimator is weighed with the ratio.
         old = batch.columns.of("old_logprobs")
         ratio_N = 1.0 if old is None else np.exp(np.clip(np.where(both_N & old.said_N, p_N - old.values_N, 0), -20, 20))
         for name, estimate in kl.ESTIMATORS.items():
-            if logged.fits(estimate(p_N, r_N)) or logged.fits(ratio_N * estimate(p_N, r_N)):
+            if fits_of(logged, estimate(p_N, r_N)) or fits_of(logged, ratio_N * estimate(p_N, r_N)):
                 fits[name] += 1
-            elif logged.fits(estimate(r_N, p_N)):
+            elif fits_of(logged, estimate(r_N, p_N)):
                 fits[f"{name} with policy and reference swapped"] += 1
     if not looked or first is None:
-        raise Skip("needs the KL loss of 2 micro-batches of a step, and a policy that has moved from its reference")
+        raise Skip("needs the KL losses of micro-batches, and a policy that has moved from its reference")
+    skip_if(looked < 3 and alone == looked, "needs the KL loss of 2 micro-batches of a step, or of 3 steps")
     skip_if(not fits, "no estimator makes the logged KL losses: other tokens, or a cut-off")
     name, count = fits.most_common(1)[0]
     if 2 * count < looked or name == stated or (not stated and name in ("k2", "k3", "|log r|")):
@@ -644,11 +652,15 @@ def kl_term(case: Case) -> Finding | None:
         return None
     return finding(
         "error" if stated or "swapped" in name else "warning",
-        f"the KL loss is {name}" + (f", and the run states {stated}" if stated else ": it can be negative"),
+        f"the KL loss is {name}"
+        + (f", and the run states {stated}" if stated else "" if "swapped" in name else ": it can be negative"),
         first.laid.where("ref_logprobs", sample=0),
         shown("steps whose KL losses it makes", share(count, looked)),
         shown("estimator stated", stated or None),
-        cause="the estimator that is configured does not reach the loss"
+        cause="the arguments of the estimator are in the wrong order: its weighting, and with it its gradient, is "
+        "turned around, and it explodes where the policy has left tokens of its reference behind"
+        if "swapped" in name
+        else "the estimator that is configured does not reach the loss"
         + (
             "; k1, the plain difference, is negative for half of the tokens, and its gradient is not the KL's"
             if name == "k1"

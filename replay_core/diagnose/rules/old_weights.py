@@ -23,7 +23,7 @@ from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_token
 from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.staleness import ever_older, versions
 from replay_core.diagnose.rules.tokens import truncated
-from replay_core.diagnose.rules.weights import ADAPTER, weights_by_step
+from replay_core.diagnose.rules.weights import ADAPTER, has_norms_of_ranks, weights_by_step
 from replay_core.diagnose.signals import RunLog, Series
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
@@ -152,11 +152,12 @@ def stale(case: Case) -> Finding | None:
     if (twice := _applied_twice(every)) is not None:
         return replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
     jump = _jump(every)
-    if (jump is None or not jump.is_clean) and (grown := _never_updated(every)) is not None:
+    alone = not has_norms_of_ranks(case)
+    if (jump is None or not jump.is_clean) and (grown := _never_updated(every, is_open=alone)) is not None:
         # Of samples that may be old and name no version, an age that is still coming is no fault.
         if grown.severity == "warning" and any(batch.laid.algorithm.is_off_policy for batch in case.batches()):
             grown = replace(grown, severity="info")
-        return _of_an_adapter(grown) if _trains_an_adapter(case) else grown
+        return _of_an_adapter(grown) if _trains_an_adapter(case) and _NOT_UPDATED in grown.claim else grown
     known = [one.version for one in every if one.version is not None]
     if not known and (turns := _synced_now_and_then(case, every)) is not None:
         return turns
@@ -349,21 +350,24 @@ def _trains_an_adapter(case: Case) -> bool:
     return all(map(ADAPTER.search, names)) if names else states
 
 
+_NOT_UPDATED = "the engine's weights are not updated, or not all of them"
+
+
 def _of_an_adapter(one: Finding) -> Finding:
     """The finding of a run that trains nothing else: what the engine lacks is the adapter."""
     of_async = one.cause.partition(". Of an")[2]
     return replace(
         one,
-        claim=one.claim.replace(
-            "the engine's weights are not updated, or not all of them", "the adapter (LoRA) never reaches the engine"
-        ),
+        claim=one.claim.replace(_NOT_UPDATED, "the adapter (LoRA) never reaches the engine"),
         cause="the engine samples with the base model: the adapter is not merged, not loaded (another path or name), "
         "or its request does not name it" + (". Of an" + of_async if of_async else ""),
     )
 
 
-def _never_updated(every: list[_StepGap]) -> Finding | None:
-    """The engine agrees with the weights that it was started with, and not with those that came after."""
+def _never_updated(every: list[_StepGap], *, is_open: bool = False) -> Finding | None:
+    """The engine agrees with the weights that it was started with, and not with those that came after. `is_open`: of
+    rows of some ranks nothing tells whether the engine's replica stayed behind, or the rank's trainer left.
+    """
     told = [(one.step, one.version) for one in every if one.step is not None and one.version is not None]
     ages = {step - version for step, version in told}
     # Versions that stay behind are said to; those that keep pace with the steps say that the engine is up to date.
@@ -377,10 +381,15 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
     worst = max(later or every, key=lambda one: one.mean)
     # Samples that are old on purpose are so on every rank.
     sure = up_to_date or found.is_growing or bool(told) or found.ranks is not None
+    either = found.ranks is not None and is_open
     return finding(
         "error" if sure else "warning",
-        "the engine's weights are not updated, or not all of them: it agrees with the trainer in the first step, and "
-        "parts more and more with the updates"
+        (
+            "engine and trainer of one rank have other weights, and which of the two is off is not told: it agrees"
+            if either
+            else f"{_NOT_UPDATED}: it agrees"
+        )
+        + " with the trainer in the first step, and parts more and more with the updates"
         + (found.where if found.is_in_part else "")
         + (", although its weight version advances" if up_to_date else ""),
         worst.place,
@@ -388,7 +397,11 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
         shown("mean |trainer - rollout| later, where they part", found.last, "as in the first step"),
         shown("by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
         *([shown("rows that part in the last step", share(*found.rows))] if found.is_in_part else []),
-        cause="the replica of the engine that samples for this rank has old weights: the weight sync does not reach it"
+        cause="the replica of the engine that samples for this rank has old weights, since the weight sync does not "
+        "reach it; or the rank trains a model of its own, since gradients are not reduced over the ranks: their "
+        "gradient norms, of which none are recorded by rank, would tell"
+        if either
+        else "the replica of the engine that samples for this rank has old weights: the weight sync does not reach it"
         if found.ranks is not None
         else "a part of the rows is sampled with old weights: a prefix cache (KV cache) of the engine that is not "
         "emptied after a weight update, or one replica (rank, adapter) of the engine that a weight sync never reaches"
@@ -559,6 +572,7 @@ def drifting(log: RunLog) -> Finding | None:
         return None
     finite = [point for point in series.points if math.isfinite(point.value)]
     mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
+    low = next((at for at, p in reversed([*enumerate(finite)]) if p.value < begun * JUMP), -1)
     # What a policy writes that has fallen apart lies where two precisions differ most.
     apart = falls_apart(log)
     late = apart is not None and (mark.step or 0) >= (apart[0] or 0)
@@ -585,7 +599,7 @@ def drifting(log: RunLog) -> Finding | None:
         if still
         else "rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --model STEP_A --model STEP_B "
         "--against rollout_logprobs ranks which weights sampled the tokens",
-        steps=steps_of(finite[-3:]),
+        steps=steps_of(finite[low + 1 :] or finite[-3:]),
     )
 
 

@@ -192,10 +192,26 @@ def standing(case: Case) -> Iterator[Finding]:
             shown("steps compared", len(memory.apart) + 1),
             cause="the critic learns alone: a warm-up of the critic has the policy wait for it"
             if warms
-            else "no update reaches it: a learning rate of 0, an optimizer that is not stepped or holds other "
-            "parameters than the model that is run, a loss that is detached; or updates too small for its precision",
+            else _unmoved(case, name),
             steps=sorted(memory.apart),
         )
+
+
+def _unmoved(case: Case, name: str) -> str:
+    """Why no update reaches a model: of the reasons those that the logged learning rate and gradients leave."""
+    prefix = "critic_" if name == "critic" else ""
+    rates, grads = case.log.get(f"{prefix}learning_rate"), case.log.get(f"{prefix}grad_norm")
+    has_rate = rates is not None and bool(rates.finite) and min(rates.finite) > 0
+    has_gradient = grads is not None and bool(grads.finite) and min(grads.finite) > 0
+    others = ", ".join(["a learning rate of 0"] * (not has_rate) + ["a loss that is detached"] * (not has_gradient))
+    told = " and ".join(["the learning rate is not 0"] * has_rate + ["gradients are not"] * has_gradient)
+    return (
+        "no update reaches it: the optimizer is not stepped, or holds other parameters than the model that is run "
+        "(made before it was wrapped, moved or given its adapter)"
+        + (f"; {told}" if told else "")
+        + (f"; or {others}" if others else "")
+        + ("; or updates too small for its precision" if not told else "")
+    )
 
 
 #: Places and steps that tell a reference made of the policy before, and how much nearer it is to that.

@@ -281,6 +281,58 @@ def one_response(batch: StepBatch) -> Finding | None:
     )
 
 
+#: Without log-probabilities: responses to a group, groups, and steps before they tell; of the groups that hold one
+#: response, the share that another response of the run outdoes.
+DRAWN, MANY, IN_STEPS, OUTDONE = 3, 12, 3, 0.25
+
+
+@rule("D64", "all responses of a group are one", link="tokens", scope="case",
+      explains=("D01", "D03", "D26", "D43"), lasts=True,
+      source="vLLM and SGLang: a seed in the sampling parameters is every sample's own")  # fmt: skip
+def one_response_by_text(case: Case) -> Finding | None:
+    """Of samples without log-probabilities: groups (or prompts) of 3 responses and more that are one, in 9 of 10 groups
+    (12 and more, over 3 steps), while groups differ, and a quarter of them earn less than the best of the run: a
+    warning. A policy that is sure of its right answers writes them again and again, and teaches nothing either.
+    """
+    same = known = outdone = 0
+    found: set[bytes] = set()
+    steps: list[int | None] = []
+    where: Where | None = None
+    paid: list[tuple[Array, list[int]]] = []
+    for batch in case.batches():
+        answers = answers_of(batch)
+        if answers is None or batch.has("rollout_logprobs") or batch.has("trainer_logprobs"):
+            continue
+        several = [members for members in members_of(batch) if len(members) >= DRAWN]
+        ones = [members for members in several if len({answers[sample] for sample in members}) == 1]
+        known, same = known + len(several), same + len(ones)
+        found |= {answers[members[0]] for members in ones}
+        if ones:
+            steps.append(batch.step)
+            where = where or batch.laid.where("response_text", sample=ones[0][0])
+        if batch.reward_B is not None:
+            paid.append((batch.reward_B, [members[0] for members in ones]))
+    skip_if(known < MANY, f"needs {MANY} groups of {DRAWN} responses, without log-probabilities")
+    if same < 0.9 * known or len(steps) < IN_STEPS or len(found) < 2:
+        return None
+    best = max((float(np.nanmax(rewards_B)) for rewards_B, _ in paid if np.isfinite(rewards_B).any()), default=math.inf)
+    outdone = sum(int((rewards_B[heads] < best - 1e-6).sum()) for rewards_B, heads in paid)
+    if paid and outdone < OUTDONE * same:
+        return None
+    return warning(
+        f"all responses of a group are identical, in {share(same, known)} groups: nothing is sampled, and no group has "
+        "a spread",
+        where,
+        shown("groups of one response, drawn several times", share(same, known), "few"),
+        shown("of them with less than the best reward of the run", share(outdone, same)),
+        shown("different responses among them", len(found)),
+        cause="every sample of a group is drawn with the same seed, greedily (temperature 0), or one response is "
+        "copied n times. (Of a policy that has come to one answer for each prompt the same is seen; its "
+        "log-probabilities would tell)",
+        steps=steps,
+    )
+
+
 #: The logarithm of a chance that no run has.
 CHANCE = -20.0
 

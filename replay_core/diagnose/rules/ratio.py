@@ -421,7 +421,9 @@ def _moved_in_one_update(log: RunLog) -> Finding | None:
 def exploding(batch: StepBatch) -> Finding | None:
     """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1,
     10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3 (of CISPO's weights as
-    bounded), over tokens that count. Four epochs of a batch reach 0.36 in a run that learns.
+    bounded), over tokens that count. Four epochs of a batch reach 0.36 in a run that learns. Worth knowing alone where
+    a batch is stated, or recorded, to be used for several updates, and the effective sample size is half of it and
+    more: what is pushed far down weighs nothing.
     """
     ratio_N, known_N, source = ratios(batch)
     weights = ratio_N[known_N]
@@ -442,15 +444,19 @@ def exploding(batch: StepBatch) -> Finding | None:
     if extreme - few <= EXTREME and outside - noise <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
         return None
     name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
+    by_design = (algorithm.updates > 1 or _passes_again(batch)) and effective >= EFFECTIVE
     return finding(
-        "error" if outside > FAR_GONE else "warning",
+        "error" if outside > FAR_GONE else "info" if by_design else "warning",
         f"the policy is far from the one that sampled: {outside:.0%} of tokens have a ratio outside 0.8 to 1.2",
         batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()])),
         shown("share outside 0.8 to 1.2", outside, f"<= {MOSTLY_CLIPPED}", source),
         shown("share outside 0.1 to 10", extreme, f"<= {EXTREME}"),
         shown("largest ratio", largest),
         shown("effective sample size", effective, f">= {FEW_EFFECTIVE}"),
-        cause="the learning rate is too high, a batch is used for too many updates, or it is too old",
+        cause="the last of several updates of one batch leave their range, and clipping stops them there; should the "
+        "share rise, fewer updates or a lower learning rate"
+        if by_design and outside <= FAR_GONE
+        else "the learning rate is too high, a batch is used for too many updates, or it is too old",
     )
 
 
@@ -555,11 +561,13 @@ def _share_clipped(log: RunLog) -> Iterator[tuple[Series, float]]:
 
 def _is_used_again(log: RunLog) -> bool:
     """Whether a batch is trained on in several passes, as the run states or its samples show."""
-    if log.algorithm.updates > 1:
-        return True
+    return log.algorithm.updates > 1 or any(map(_passes_again, log.samples()))
+
+
+def _passes_again(batch: StepBatch) -> bool:
+    """Whether its samples show that it is trained on in several passes."""
     return any(
         len(sheet) >= 2 * len(batch.spine) or any((part.held.record.key.epoch or 0) > 0 for part in sheet.parts)
-        for batch in log.samples()
         for sheet, _ in batch.columns.sheets
     )
 

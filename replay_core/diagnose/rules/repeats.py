@@ -40,7 +40,8 @@ def repeats(log: RunLog) -> Finding | None:
     steps and more to the end of the log, while they changed in 4 steps before: a warning. Rates, shares and limits do
     not count: they rest in healthy runs. Or reward, KL, entropy or length alone is one number for 8 steps and more to
     the end, and no round number unless it was more and less before (nor an entropy that has come to its largest, half
-    as much again as its least and more: a uniform policy's), while two others go on.
+    as much again as its least and more: a uniform policy's, nor a reward of 0 that was of both signs: a centred one),
+    while two others go on.
     """
     moving = [series for series in log.signals() if _counts(series)]
     skip_if(len(moving) < 2, f"needs figures of {BEFORE + AGAIN} steps that change")
@@ -56,6 +57,8 @@ def repeats(log: RunLog) -> Finding | None:
         # A bound that a figure comes to rest at is a round number, or the most or least it can be.
         if series.signal == "entropy" and value >= max(series.values) > UNIFORM * min(series.values):
             continue  # a policy that became uniform has the logarithm of its vocabulary, and no more
+        if series.signal == "reward" and value == 0 and min(series.values) < 0 < max(series.values):
+            continue  # a reward of both signs is less its group's mean (slime): 0 where none differ
         inside = min(series.values) < value < max(series.values) or abs(value - round(value, 3)) > 1e-9
         if len(going) >= 2 and inside:
             return _found(log, series.points[-resting[series.name]], resting[series.name], series.name, series)

@@ -163,10 +163,11 @@ def _all_zero(batch: StepBatch) -> Finding | None:
         f"every advantage is 0 ({len(batch)} samples): the policy loss has no gradient",
         batch.laid.where("advantages", sample=0),
         shown("largest |advantage|", 0.0, "> 0", column.source),
-        shown("rewards in the dump", batch.has("rewards")),
-        cause="no group has a spread of rewards, or advantages are cleared before the loss; the dump holds no "
-        "rewards and groups to tell which",
+        shown("rewards beside them", batch.has("rewards")),
+        cause="no group has a spread of rewards, or advantages are cleared before the loss; rewards and groups of "
+        "these samples, which would tell, are not recorded together",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
+        link="advantages",
     )
 
 
@@ -292,6 +293,8 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             if copied
             else sure[1]
             if sure is not None
+            else _ACCEPTS
+            if _leapt(alike, known, log)
             else "the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
@@ -355,9 +358,45 @@ def _all_equal(alike: list[StepTold], log: RunLog) -> str:
     top, low = ({p.step: p.value for p in s.points} if (s := log.get(name)) else {}
                 for name in ("reward_max", "reward_min"))  # fmt: skip
     values = {bound.get(step.step) for step in alike for bound in (top, low)}
+    if None in values and all(step.batch_std == 0 for step in alike):
+        values = set(_means_of(alike, log))
     if len(values) == 1 and None not in values:
         return f"every reward is {values.pop():g}: no group has a spread, and every advantage is 0"
     return "all rewards of every group are equal: every advantage is 0"
+
+
+def _means_of(some: list[StepTold], log: RunLog) -> list[float | None]:
+    """The mean reward of these steps, None where it is not logged."""
+    reward = log.get("reward")
+    means = {} if reward is None else {point.step: point.value for point in reward.points}
+    return [means.get(step.step) for step in some]
+
+
+#: Steps on either side of a leap to one reward for all, and how far it leaps in shares of what it had wavered by.
+BESIDE_LEAP, LEAPS = 8, 2.0
+
+
+def _leapt(alike: list[StepTold], known: list[StepTold], log: RunLog) -> bool:
+    """Whether every reward becomes one number from one step to the next, and stays it: no policy comes to that so."""
+    first = next((at for at, step in enumerate(known) if step is alike[0]), 0)
+    after, before = known[first:], known[:first]
+    if len(after) != len(alike) or min(len(before), len(after)) < BESIDE_LEAP:
+        return False
+    if any(step.batch_std != 0 for step in alike):
+        return False
+    now, then = _means_of(alike, log), [value for value in _means_of(before, log) if value is not None]
+    if None in now or len(set(now)) > 1 or len(then) < BESIDE_LEAP:
+        return False
+    to = given(now[0])
+    # Of a reward that was on its way there the last steps are near it.
+    return abs(to - median(then[-3:])) > LEAPS * max(max(then[-BESIDE_LEAP:]) - min(then[-BESIDE_LEAP:]), 1e-6)
+
+
+_ACCEPTS = (
+    "the judge gives every answer one number from that step on, right or wrong: a check that accepts (or refuses) "
+    "whatever it is given, a fallback for an exception, a service that is down. No policy comes to that from one step "
+    "to the next"
+)
 
 
 def _dead_steps(log: RunLog) -> tuple[list[StepTold], list[StepTold]]:

@@ -112,13 +112,17 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
     """Token rewards less token scores, in 2 steps and more, as -beta KL of policy and reference over the tokens that
     count: an error where beta is one number in all of them (to 2 %) and more than 5 % off the coefficient that the run
     states for a KL in its rewards; and where the run states an estimator (k1, k2, k3, |log r|) and another alone
-    makes them; or where nothing is subtracted at all. Silent where the controller is adaptive: by its type, and without
+    makes them; or where nothing is subtracted at all; and where a KL is, and the run states that none is
+    (`use_kl_in_reward`). Silent where the controller is adaptive: by its type, and without
     one by its target.
     """
     algorithm = case.algorithm
     stated, named = kl_in_rewards_coefficient(algorithm), kl_in_rewards_estimator(algorithm)
+    is_off = algorithm.is_on("use_kl_in_reward") is False
+    if is_off:
+        stated = 0.0
     if stated is None:
-        raise Skip("needs a run that states a KL in its rewards, and its coefficient")
+        raise Skip("needs a run that states a KL in its rewards, and its coefficient, or that there is none")
     skip_if(adapts_kl_in_rewards(algorithm), "the weight of the KL is adaptive")
     found: list[tuple[StepBatch, str, float]] = []
     looked, none = 0, 0
@@ -158,6 +162,19 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
     beta, batch = float(np.median(betas)), found[0][0]
     place = batch.laid.where("token_rewards", sample=0)
     steps = [each.step for each, _, _ in found]
+    if is_off:
+        twice = algorithm.is_on("use_kl_loss") is True
+        return error(
+            f"a KL is subtracted from the rewards, {beta:.3g} times {found[0][1]} of each token, and the run states "
+            "that none is" + (": with the one in the loss it counts twice" if twice else ""),
+            place, shown("beta that explains the rewards", beta, "0"),
+            shown("steps", share(len(found), looked)),
+            cause="the penalty is applied whatever its switch says (use_kl_in_reward), or the switch does not reach "
+            "it: advantages hold what was meant for the loss alone"
+            if twice
+            else "the penalty is applied whatever its switch says (use_kl_in_reward), or the switch does not reach it",
+            steps=steps,
+        )  # fmt: skip
     if max(betas) - min(betas) > MOVES * beta:
         return None
     told = [shown("beta that explains the rewards", beta, f"{stated:g}"), shown("estimator that does", found[0][1]),

@@ -118,11 +118,11 @@ def _over(batch: StepBatch) -> list[float]:
 LEAST, FEWEST = 1e-6, 4
 
 
-def logged_kl(batch: StepBatch) -> tuple[Logged, Array, Array, Array] | None:
+def logged_kl(batch: StepBatch, fewest: int = 2) -> tuple[Logged, Array, Array, Array] | None:
     """A batch's KL losses by micro-batch, and what they are made of: log-probabilities of policy and reference [N], 0
-    where either has none, and where both have one. None for fewer than 2 micro-batches, or without one of them.
+    where either has none, and where both have one. None for fewer than so many micro-batches, or without one of them.
     """
-    logged = logged_of(batch, "kl_loss", fewest=2)
+    logged = logged_of(batch, "kl_loss", fewest=fewest)
     policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
     if logged is None or policy is None or ref is None:
         return None

@@ -62,6 +62,7 @@ class _Way(Struct, frozen=True):
 _OBJECTIVES = {
     "token": "PPO's, of each token's own ratio", "sequence": "GSPO's, of one ratio for each response",
     "weights": "CISPO's, a weight on the log-probability", "plain": "REINFORCE's, without a ratio",
+    "bounded": "the bounded ratio times the advantage",
 }  # fmt: skip
 
 
@@ -90,6 +91,10 @@ class _Made(Struct, frozen=True):
 
     def _bare(self) -> Iterator[_Way]:
         a_N, logp_N = self.a_N, self.logp_N
+        if self.algorithm.is_of_weights:
+            # CISPO's bounded ratio, and nothing that it weighs.
+            for _, high in self.ranges:
+                yield _Way(-np.minimum(self.ratio_kinds[0], 1 + high) * a_N, "bounded")
         for kind, r_N in zip(("token", "sequence"), self.ratio_kinds, strict=True):
             for low, high in self.ranges:
                 plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)

@@ -191,8 +191,8 @@ def ranks_apart(case: Case) -> Finding | None:
 
     Where no weights are recorded: an error where, of 4 steps and more, engine and trainer agree in the first (.03 nats)
     on every rank, and in the later half on some ranks alone, while the others are ten times as far off as these, and
-    the ranks' gradient norms of one update differ (1 %) in every step. Of an engine's replica that is left behind the
-    rows part as well, and the norms of reduced gradients are one.
+    the ranks' gradient norms of one update, noted or logged, differ in every step (1e-3, and 1 % in most). Of an
+    engine's replica that is left behind the rows part as well, and the norms of reduced gradients are one.
 
     And a warning where the norms that the optimizer clips by (`Recorder.optimizer`) differ so in every update of 4 and
     more, of ranks that have other samples: averaged gradients are one to the last digit. Worth knowing where sharding
@@ -265,8 +265,21 @@ def _norms_by_rank(case: Case, stage: str) -> dict[int | None, list[dict[int, fl
     return by_step
 
 
-def _differ(norms: dict[int, float]) -> bool:
-    return bool(np.ptp([*norms.values()]) > NORMS * max(norms.values()))
+#: What rounding leaves of one norm, and the share of updates that are further off than chance may bring two norms.
+ROUNDED, MOST_OWN = 1e-3, 0.75
+
+
+def _differ(norms: dict[int, float], by: float = NORMS) -> bool:
+    return bool(np.ptp([*norms.values()]) > by * max(norms.values()))
+
+
+#: Where a rank may note the norm of its gradient, the surest first: what it logs is its own or one for all.
+_NOTED = ("gradient", "optimizer", "training_metrics")
+
+
+def has_norms_of_ranks(case: Case) -> bool:
+    """Whether several ranks noted the norm of their gradients: of averaged ones it is one."""
+    return any(_norms_by_rank(case, one) for one in _NOTED)
 
 
 #: What splits a model over ranks, in the names and values of settings.
@@ -320,10 +333,12 @@ def _by_norms(case: Case) -> Finding | None:
 
 def _by_scores(case: Case) -> Finding | None:
     """Ranks whose rows part from the engine that the others still agree with, and whose gradients are their own."""
-    noted = _norms_by_rank(case, "gradient") or _norms_by_rank(case, "optimizer")
+    stage = next((one for one in _NOTED if _norms_by_rank(case, one)), _NOTED[0])
+    noted = _norms_by_rank(case, stage)
     shared = [one for each in noted.values() for one in each]
+    # Norms of averaged gradients are one but for rounding; those of two models come near each other by chance.
     own = [each for each in shared if _differ(each)]
-    if len(shared) < RUN or len(own) < len(shared):
+    if len(shared) < RUN or not all(_differ(each, ROUNDED) for each in shared) or len(own) < MOST_OWN * len(shared):
         raise Skip("needs the weights of two ranks in two steps: rldbg record --params .")
     by_step: list[tuple[StepBatch, dict[int, float]]] = []
     for batch in case.batches():
@@ -349,7 +364,7 @@ def _by_scores(case: Case) -> Finding | None:
     return error(
         f"the ranks train models of their own: the rows of rank{'s' * (len(apart) > 1)} {listed(apart)} part from the "
         "engine more and more, the others' agree with it, and each rank has another gradient norm",
-        Where(step=batch.step, rank=apart[0], stage="gradient", path=str(batch.laid.path)),
+        Where(step=batch.step, rank=apart[0], stage=stage, path=str(batch.laid.path)),
         *(shown(f"mean |trainer - rollout| of rank {rank} in the last step", value, f"< {DISAGREE:g}")
         for rank, value in sorted(last.items())),
         shown("updates whose gradient norm is another on each rank", share(len(own), len(shared)), "none"),

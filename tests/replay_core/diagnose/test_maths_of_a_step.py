@@ -142,6 +142,8 @@ class Made:
             loss = -np.clip(ratio, 1 - low, 1 + high) * advantages * new
         else:
             loss = np.maximum(-advantages * ratio, -advantages * np.clip(ratio, 1 - low, 1 + high))
+        if self.wrong == "weight alone":
+            loss = -np.minimum(ratio, 1 + high) * advantages
         if self.wrong == "unclipped":
             loss = -advantages * ratio
         if weights is not None:
@@ -274,6 +276,7 @@ def found(path: Path) -> list[Finding]:
         ("grpo", "wide", "D50", "and the run states 0.2 and 0.2: 3 times as wide"),
         ("grpo", "capped", "D108", "rewards are cut off: they are at most 0.2"),
         ("cispo", "ppo for cispo", "D50", "and the run states CISPO"),
+        ("cispo", "weight alone", "D50", "the bounded ratio times the advantage"),
         ("gspo", "ratio of tokens", "D50", "and the run states a ratio for each response (GSPO)"),
         ("tis", "weights unused", "D50", "recorded and stated, and not applied to the loss"),
         ("tis", "weights twice", "D50", "the importance weight stands in it twice"),
