@@ -132,13 +132,13 @@ class ChildRunner:
         is_ours = self._command is wire.child_command and not self.warm
         if not (is_ours and job.kind in forking.JOBS and forking.is_possible()):
             return None
-        if self._origin is not None and not self._origin.is_alive:
+        if self._origin is not None and not self._origin.is_free:
             self._origin.close()
             self._origin = None
         if self._origin is None:
             on_event(IMPORTING)
             self._origin = forking.ForkOrigin(role, environment)
-        return forking.Forked(self._origin)
+        return self._origin.child()
 
 
 class _Child:

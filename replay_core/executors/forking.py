@@ -10,6 +10,7 @@ parent. The origin never touches a device; where an import did, a child starts a
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import select
 import socket
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NoReturn
 
 from replay_core.executors import wire
@@ -26,13 +28,23 @@ from replay_core.executors import wire
 _SAID = struct.Struct("<q")
 #: Files that stay open from a runtime's start to a process's end; NVML, which only asks, opens others.
 _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
+_ASKS_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 #: Jobs whose imports the origin has.
 JOBS = frozenset(("replay_cell", "replay_why", "replay_slice", "replay_blame"))
 
 
+@cache
 def is_possible() -> bool:
-    """Whether children can be forked here: Linux alone says so that nothing of a forked library breaks."""
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    """Whether children can be forked here: on macOS libraries do not survive a fork; an old kernel, or a container that
+    forbids it, has no file for a process.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 def command(role: str) -> list[str]:
@@ -56,10 +68,17 @@ class ForkOrigin:
                 start_new_session=True,
             )
         self.socket = ours
+        self._last: Forked | None = None
 
     @property
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
+    def is_free(self) -> bool:
+        """Whether it can fork another: a child whose end was not heard would be taken for the next one's beginning."""
+        return self.process.poll() is None and (self._last is None or self._last.returncode is not None)
+
+    def child(self) -> Forked:
+        """Another child; the one before has ended."""
+        self._last = Forked(self)
+        return self._last
 
     def close(self) -> None:
         """End it, and a child that is left."""
@@ -113,7 +132,7 @@ class Forked:
 
     def _hear(self, timeout: float | None) -> bool:
         """Take what the origin says next; whether it said something in time."""
-        if self.returncode is not None or not select.select([self._origin.socket], [], [], timeout)[0]:
+        if self.returncode is not None or not _is_readable(self._origin.socket, timeout):
             return False
         try:
             said = self._origin.socket.recv(_SAID.size, socket.MSG_WAITALL)
@@ -128,11 +147,18 @@ class Forked:
         return True
 
 
+def _is_readable(one: socket.socket, timeout: float | None) -> bool:
+    asked = select.poll()  # not `select`, which knows no descriptor past 1023
+    asked.register(one, select.POLLIN)
+    return bool(asked.poll(None if timeout is None else timeout * 1000))
+
+
 def serve(role: str, become: Callable[[list[str]], NoReturn], prepare: Callable[[], None]) -> NoReturn:
     """The origin: import once, fork whenever the parent sends the streams of a child, tell how it ended.
 
     become: be a child, by the words of its command line. prepare: import what children need.
     """
+    faulthandler.enable(all_threads=True)
     connection = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -155,13 +181,17 @@ def _prepare(prepare: Callable[[], None], log: int, nothing: int) -> None:
     for number in (1, 2):
         os.dup2(log, number)
     # Who only asks whether there is a device must not touch it: children of a process that did cannot use it.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    before = os.environ.get(_ASKS_NVML)
+    os.environ[_ASKS_NVML] = "1"
     # Where that fails, each child finds out by itself and says so.
     with contextlib.suppress(Exception, SystemExit):
         prepare()
-    del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+    del os.environ[_ASKS_NVML]
+    if before is not None:
+        os.environ[_ASKS_NVML] = before
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(Exception):  # an import may have closed it
+            stream.flush()
     for number in (1, 2):
         os.dup2(nothing, number)
 
@@ -169,7 +199,11 @@ def _prepare(prepare: Callable[[], None], log: int, nothing: int) -> None:
 def _forked(connection: socket.socket, streams: list[int]) -> int | None:
     """The number of a child that has those streams and leads a session; None in the child itself."""
     leads, told = os.pipe()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:  # as many processes as there may be, or no memory for one
+        os.write(streams[2], f"no process could be forked: {error.strerror}\n".encode())
+        os._exit(1)
     if child == 0:
         os.setsid()
         for number, stream in enumerate(streams):
@@ -178,6 +212,8 @@ def _forked(connection: socket.socket, streams: list[int]) -> int | None:
         connection.close()
         os.close(leads)
         os.close(told)
+        if "numpy" in sys.modules:  # torch is seeded by the plan, Python's own generator by the fork
+            sys.modules["numpy"].random.seed()
         return None
     for end in (*streams, told):
         os.close(end)
@@ -211,7 +247,11 @@ def _holds_a_device() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda._is_in_bad_fork():
         return True
-    for number in os.listdir("/proc/self/fd"):
+    try:
+        open_files = os.listdir("/proc/self/fd")
+    except OSError:
+        return True  # nobody can tell
+    for number in open_files:
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{number}") in _DEVICES:
                 return True

@@ -160,6 +160,8 @@ def usable_cores() -> int:
 
 def kill_group(pid: int) -> None:
     """End a child started in its own session, and every process it started."""
+    if pid <= 1:  # our own group, or everybody's
+        return
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

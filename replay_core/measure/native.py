@@ -71,7 +71,7 @@ def lines_of_files(
 def spans_between(massive: NDArray[np.intp], width: int) -> NDArray[np.int64]:
     """First column and the one behind the last of each stretch between the massive ones [N, 2]."""
     if not massive.size:
-        return np.array([[0, width]])
+        return np.array([[0, width]], np.int64)
     edges = np.concatenate(([-1], massive, [width]))
     return np.stack((edges[:-1] + 1, edges[1:]), axis=1).astype(np.int64)
 

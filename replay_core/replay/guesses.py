@@ -130,7 +130,7 @@ def by_rows_alone(bench: Bench, own: CellResult, cause: dict[str, Any], batch: M
     left = []
     for row in rows:
         try:
-            result = bench.own_row(row)
+            result = bench.own_row(own, row)
         except JobCancelledError:
             raise
         except RldbgError:

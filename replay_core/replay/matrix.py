@@ -566,11 +566,14 @@ class Bench:
             result.segments = segments(self.baseline.run, result.run, result.cell["final_hidden"])
         return result
 
-    def own_row(self, row: int) -> CellResult:
-        """The trainer's own forward of one row of the micro-batch by itself; compared with nothing."""
-        plan = self._asking_plan(self.plan.with_flags(self.plan.flags, str(self.out / f"own_row{row}")))
+    def own_row(self, own: CellResult, row: int) -> CellResult:
+        """The trainer's own forward, as a cell has it, of one row by itself; compared with nothing, and never kept: its
+        code may be another the next time.
+        """
+        flags = Flags.from_mapping(own.cell["flags"])
+        plan = self._asking_plan(self.plan.with_flags(flags, str(self.out / f"own_row{row}")))
         self._tell(Progress(0, None, f"its forward of row {row} alone"))
-        return self._once(replace(plan, capture="none", rows=str(row)))
+        return self._run(replace(plan, capture="none", forward=own.cell["forward"], rows=str(row)))
 
     def why_beside(self, result: CellResult, flags: Flags, name: str) -> dict[str, Any] | None:
         """Why that setting is not what each row alone computes."""

@@ -70,6 +70,8 @@ class ReplayRequest(Struct, frozen=True):
 
 #: Times as far as float32 is from float64 on the same tokens that another machine's kernels in float32 may be.
 _BEYOND_FLOAT32 = 30.0
+#: Tokens below which nothing is said of their worst.
+_FEWEST_TOLD = 10
 #: Nats on average: what is so far off is not asked whether half precision explains it.
 _FAR = 0.2
 
@@ -342,7 +344,7 @@ def answer(
             bench.run(plan.flags, "cell")
         bench.explain_rest()
         replayed.notes += recording.weigh(bench)
-    _explain_forward(bench, recording, why=request.why)
+    replayed.notes += _explain_forward(bench, recording, why=request.why)
     replayed.notes += _explain_recording(bench, recording, why=request.why)
     replayed.recording = recording.stated(bench.results)
     replayed.floors = floors(bench.results)
@@ -380,19 +382,18 @@ def _explain_recording(bench: Bench, recording: _Recording, *, why: bool) -> lis
     return []
 
 
-def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> None:
-    """Say why the trainer's own forward is not what each row alone gives, where the library's own batch is right."""
+def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[str]:
+    """Say why the trainer's own forward is not what each row alone gives, where the library's own batch is right. Notes
+    on what was not asked.
+    """
     micro, baseline = recording.micro, bench.baseline
     own = next((one for one in bench.results if one.cell.get("forward")), None)
-    if own is None or own.run is None or own.cause is not None or baseline.run is None:
-        return
-    if own.agreement is None or (own.agreement and not _is_past_rounding(bench, own, micro.batch)):
-        return
-    others = (one for one in bench.results if one is not own)
-    is_large = _is_large(bench.plan, recording.run, micro) and not why
-    if micro.rows is not None or is_large or any(one.agreement is False for one in others):
-        return
+    if own is None or own.run is None or own.cause is not None or own.agreement is None or baseline.run is None:
+        return []
     own_N = replayed_N(own.run, micro.batch)
+    is_large = _is_large(bench.plan, recording.run, micro) and not why
+    if not own_N.size:
+        return []
 
     def distance(result: CellResult) -> tuple[float, float]:
         assert result.run is not None
@@ -400,23 +401,41 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> None:
         return float(off_N.mean()), float(off_N.max())
 
     mean, most = distance(baseline)
-    if np.isfinite(mean) and mean > LOGPROB_NOISE_FP32:
-        held = {"mean_abs": mean, "max_abs": most}
-        own.cause = explain(bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro))
-        if own.cause["kind"] == "maths" and not _is_pack(micro) and micro.batch.rows > 1:
-            own.cause = by_rows_alone(bench, own, own.cause, micro.batch)
+    held = {"mean_abs": mean, "max_abs": most}
+    if not (np.isfinite(mean) and mean > LOGPROB_NOISE_FP32):
+        return []
+    if own.agreement:
+        if baseline.cell["flags"]["dtype"] == "float32":
+            return []
+        if is_large:
+            return [
+                f"its forward is {mean:.3g} nats off each row alone on average, within the bounds of half precision; "
+                "how far that moves these very tokens was not asked of so large a model: --why asks"
+            ]
+        if not _is_past_rounding(bench, own_N, micro.batch):
+            return []
+        own.cause = cause_of_recording(held)
+    others = (one for one in bench.results if one is not own)
+    if micro.rows is not None or is_large or any(one.agreement is False for one in others):
+        return []
+    own.cause = explain(bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro))
+    if own.cause["kind"] == "maths" and not _is_pack(micro) and micro.batch.rows > 1:
+        own.cause = by_rows_alone(bench, own, own.cause, micro.batch)
+    return []
 
 
-def _is_past_rounding(bench: Bench, own: CellResult, batch: MicroBatch) -> bool:
-    """Whether log-probabilities within the bounds of half precision are further off than it moves these tokens."""
+def _is_past_rounding(bench: Bench, own_N: np.ndarray[Any, Any], batch: MicroBatch) -> bool:
+    """Whether log-probabilities within the bounds of half precision are off by more on average than it moves the worst
+    of these tokens. Of few tokens none is the worst, and a mixture sends one elsewhere, whole nats away.
+    """
     baseline = bench.baseline
-    if own.run is None or baseline.run is None or baseline.cell["flags"]["dtype"] == "float32":
-        return False
     finer = bench.in_dtype(baseline, "float32")
-    if finer.run is None:
+    if own_N.size < _FEWEST_TOLD or baseline.run is None or finer.run is None:
         return False
-    own_N, alone_N, finer_N = (replayed_N(run, batch) for run in (own.run, baseline.run, finer.run))
-    return not Explained.of_tokens(own_N, alone_N, finer_N).explains
+    alone_N, finer_N = (replayed_N(run, batch) for run in (baseline.run, finer.run))
+    noise = Explained.of_tokens(own_N, alone_N, finer_N)
+    mean = min(float(np.abs(own_N - one_N).mean()) for one_N in (alone_N, finer_N))
+    return not noise.explains and mean > noise.most
 
 
 def _is_pack(micro: RecordedBatch) -> bool:

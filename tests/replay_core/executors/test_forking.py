@@ -115,8 +115,39 @@ def test_an_import_past_the_time_limit_is_ended(runner: ChildRunner, monkeypatch
 
 def test_an_import_that_crashes_is_told_as_the_childs_end(runner: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "command", command("os.abort()"))
-    with pytest.raises(ChildDiedError, match="SIGABRT"):
+    with pytest.raises(ChildDiedError, match="SIGABRT") as raised:
         runner.run(Job("echo"))
+    assert "in prepare" in str(raised.value), "faulthandler's stack is among the last lines"
+
+
+def test_a_child_whose_end_was_not_heard_is_not_taken_for_the_next(
+    runner: ChildRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_event: Event) -> None:
+        raise KeyboardInterrupt
+
+    def again(self: object) -> None:
+        raise KeyboardInterrupt
+
+    first = runner.run(Job("pid"))["pid"]
+    with monkeypatch.context() as patch:
+        patch.setattr("replay_core.executors.child._Child.kill", again)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(Job("sleep"), interrupted)
+    said = runner.run(Job("pid"))
+    assert said["pid"] == said["session"] != first
+
+
+def test_where_a_kernel_has_no_file_for_a_process_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    forking.is_possible.cache_clear()
+    assert not forking.is_possible()
+    monkeypatch.undo()
+    forking.is_possible.cache_clear()
+    assert forking.is_possible()
 
 
 def test_a_child_starts_anew_where_an_import_touched_a_device(

@@ -96,6 +96,7 @@ def answer(
     config: hf.PreTrainedConfig,
     recorded: Callable[[Trainer], torch.Tensor],
     dtype: str = "float32",
+    matrix: str | None = None,
     **asked: Any,
 ) -> Any:
     trainer = Trainer(config)
@@ -116,7 +117,7 @@ def answer(
             )  # fmt: skip
     plan = {"dump": str(path), "step": 1, "rank": 0, "micro": 0, "model": "checkpoint", **asked,
             "flags": Flags.parse(f"threads=1 attention=eager dtype={dtype}").to_mapping()}  # fmt: skip
-    return workbench.replay(plan, path / "out", Here())
+    return workbench.replay(plan, path / "out", Here(), matrix=matrix)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,17 @@ def test_a_trainers_own_forward_is_asked_of_rows_by_themselves(
     assert cell["cause"]["kind"] == kind, cell["cause"]
     assert said in cell["cause"]["sentence"]
     assert exit_code(doc) == 1
+
+
+def test_rows_are_asked_of_its_forward_in_a_matrix_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_forward_in_a_matrix.py").write_text(_SMOOTHED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = {"forward": "own_forward_in_a_matrix:log_probs", "forward_path": str(tmp_path)}
+    doc = answer(tmp_path / "dump", _ROTARY, Trainer.padded, matrix="packing=off,on", **asked)
+    cell = doc["cells"][-1]
+    assert cell["forward"]
+    assert cell["cause"]["kind"] == "maths"
+    assert "no other row has a part in it" in cell["cause"]["sentence"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
