@@ -30,7 +30,15 @@ from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRES
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_progress import StepsSaid, step_of_bar
 from replay_core.dumps.log_settings import LogSettings
-from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
+from replay_core.dumps.metric_lines import (
+    column_row,
+    is_aside,
+    is_of_an_environment,
+    metric_line,
+    step_columns,
+    table_head,
+    table_row,
+)
 from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
@@ -166,6 +174,7 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
 def _log(path: Path) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
+    unnumbered: set[str] = set()
     #: The bar's step by counted step; None once a line has no such bar, or numbers its own.
     barred: dict[int, int] | None = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
@@ -201,6 +210,8 @@ def _log(path: Path) -> _Log:
             name, told_at = column_row(line.text, columns[line.stream])
             for at, value in told_at:
                 log.add(at, {name: value}, line.rank, line.number)
+        if step is not None and line.stream in unnumbered and is_of_an_environment(line.text, values):
+            values = {}  # an environment's own step, among those of a trainer that numbers none
         if not values and last is None:
             log.settings.take(line.text)
         if values:
@@ -211,6 +222,7 @@ def _log(path: Path) -> _Log:
                 )
             if step is None:
                 log.counted = True
+                unnumbered.add(line.stream)
                 following = counted.get(line.stream, 0)
                 step = max(following - 1, 0) if is_aside(values) else following
                 if barred is not None and not is_aside(values):

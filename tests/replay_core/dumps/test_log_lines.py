@@ -138,3 +138,9 @@ def test_tables_side_by_side_behind_a_containers_clock_are_read(tmp_path: Path) 
     run = log(tmp_path, _stamped(lines))
     assert [(step, value) for step, _, value, _ in named(run, "grpo/actor_loss/avg")] == [(1, 1.0), (2, 2.0)]
     assert [value for _, _, value, _ in named(run, "grpo/grad_norm")] == [0.5, 0.5]
+
+
+def test_an_environments_steps_are_none_of_a_trainer_that_numbers_none(tmp_path: Path) -> None:
+    turn = "{'step': 0, 'agent': 'maker', 'direction': 0.03, 'reward': 1.5}"
+    run = log(tmp_path, "".join(f"{{'loss': 0.{n}, 'reward': 0.5, 'epoch': 0.1}}\n{turn}\n" for n in range(1, 7)))
+    assert [(step, value) for step, _, value, _ in named(run, "loss")] == [(n - 1, n / 10) for n in range(1, 7)]
