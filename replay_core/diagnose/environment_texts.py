@@ -8,6 +8,35 @@ from __future__ import annotations
 
 #: What a driver, a container or a device refuses, what a service says once and for all, what is not installed.
 ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
+    (r"(?i)^(?!.*wandb).*(?:\bapi[_ ]?key\b[^\n]{0,80}\b(?:must be (?:set|passed|provided|specified|given)"
+     r"|(?:is |was )?(?:not (?:set|found|provided|configured|specified)|missing|required))"
+     r"|\b(?:no|missing|provide an?|could not find)(?: \w+){0,2} api[_ ]?key\b"
+     r"|\b\w+_(?:API_KEY|TOKEN)\b[^\n]{0,40}(?:not set|not found|missing|must be set|is required|environment variable))",
+     "no key of the service is there: none was handed to its client, and this process's environment has none (another "
+     "shell, a job or a container that does not inherit it, a .env file that was not read)",
+     "export the variable that the line names in the shell that starts the run (echo ${NAME:+set} shows whether it is "
+     "there), and hand it to Ray's workers (runtime_env) or to the container (--env)"),
+    (r"(?i)\b(?:version|sdk|client|api)\b[^\n]{0,80}\b(?:no longer supported|is too old|is outdated|has been sunset)"
+     r"|(?:update|upgrade) to the latest version of (?:the|your) (?:sdk|client)",
+     "the client library that is installed here is older than its server accepts: the request itself may be right",
+     "pip install -U of the package that raised (pip show PACKAGE tells which is there; a lock file may hold it back)"),
+    (r"(?i)invalid generic resource|unable to (?:create step|allocate resources|confirm allocation)|requested node "
+     r"configuration is not available|batch job submission failed|invalid (?:partition|qos|account)|QOSMax\w+|"
+     r"association\w* .{0,40}limit",
+     "Slurm does not give what is asked for: GPUs (gres), nodes, time or an account that this job or partition does not "
+     "have (an srun inside a job may only ask for what the job was given)",
+     "compare --gres, --gpus, --nodes, --partition and --account of the inner srun with the job's own (scontrol show "
+     "job $SLURM_JOB_ID); sinfo -o '%P %G' shows what a partition has"),
+    (r"Non-root FSDP instance|_is_root` should not have been set",
+     "FSDP refuses the forward: a part of the wrapped model was called by itself before the whole one (its head, an "
+     "encoder, generate() on the module inside), and has made itself the root",
+     "call the outermost FSDP module first, once, and parts only through it; or FSDP2 (fully_shard)"),
+    (r"(?:No such file or directory|FileNotFoundError).{0,40}['\"](?=[^'\"]{0,200}/(?:\.?cache|\.triton|\.?torchinductor"
+     r"\w*|torch_extensions)/)[^'\"]{1,300}\.(?:arrow|lock|incomplete|json|py|pyc|so|cubin|bin|tmp\w*)['\"]",
+     "a file of a cache is gone while it was in use: several processes (ranks, or jobs that share one home) write and "
+     "remove the same cached file, or the cache was cleaned",
+     "a cache of its own for each job, or filled by one process before the others start (HF_HOME, HF_DATASETS_CACHE, "
+     "an experiment_id for evaluate's metrics, TRITON_CACHE_DIR), on a local disk"),
     (r"DataLoader worker .{0,40}killed by signal: Terminated",
      "the job was ended from outside (SIGTERM), and its data workers with it: a scheduler's limit or preemption, or "
      "somebody who stopped it", "the scheduler's own record of the job; resume from the last checkpoint"),

@@ -83,6 +83,13 @@ TOOLING: tuple[tuple[str, str, str], ...] = (
 
 #: Texts that say how it failed, and not why.
 EMPTY: tuple[tuple[str, str, str], ...] = (
+    (r"(?i)\b(?:did not|didn't|failed to|never|not) (?:become|come up|get|be) ?(?:healthy|ready|up|available)\b"
+     r"|server launch failed|Launch local server timeouted|(?:server|service)s? (?:failed to (?:start|launch)"
+     r"|did(?: not|n't) start)|health[ -]?check\w*[^\n]{0,40}\b(?:failed|timed out)|Waiting \w+ servers? timeout",
+     "a service that the run starts and needs did not come up in time: its process died as it started, still loads a "
+     "model or compiles, or listens at another address or port than is asked",
+     "look into that service's own log for its first error; start it by hand and curl its health address; raise the "
+     "time limit only where it is still loading"),
     (r"expected a non-empty (?:list|TensorList)|arg is an empty sequence|[Tt]ensor with no values|empty iterable"
      r"|need at least one array|cannot take a larger sample|reduction dim .{0,60}(?:numel\(\) == 0|no elements)",
      "something is empty that is to be put together: a batch, a group or a list of responses of which a filter left "

@@ -97,6 +97,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|Stale file handle|: error reading input file: |Exec format error"
         r"|^(?!df: )\S+(?:: line \d+)?: \S.{0,160}: (?:command not found|No such file or directory|Permission denied"
         r"|Text file busy)$"
+        r"|srun: (?:error|fatal): (?:Unable|Invalid)|(?:sbatch|salloc): error: |Non-root FSDP instance"
+        r"|^\s*(?:ERROR|Error|FATAL): .{0,80}(?:did not|failed to|never) (?:become|come up|get|start|launch)\b"
         r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
         r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w|^In '[^']{1,200}': Could not find '",
@@ -220,7 +222,8 @@ HINT = regex(
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
-    r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
+    r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: (?:error|fatal)|sbatch: e"
+    r"|salloc: e|Non-root FSDP"
     r"|[Ll]oss (?:is|became|=)|lr_scheduler|Exceeded|low on "
     r"resource|[Ee]victed|Invalid|Unavailable|Disconnected|Denied|gloo|[Tt]imed? "
     r"?-?out|Timeout|Expired|EADDRINUSE|monitoredBarrier|scheduled right now|marked "

@@ -818,6 +818,9 @@ def _stands_at_0(log: RunLog) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+_STANDS_AT = regex(r"> \S+\.py\(\d+\)")
+
+
 def _in_debugger(log: RunLog) -> Iterator[Finding]:
     """A debugger that waits for somebody, as the last thing the log tells of."""
     last = _last_work(log)
@@ -829,7 +832,10 @@ def _in_debugger(log: RunLog) -> Iterator[Finding]:
     after = [one for one in log.events(*DEATHS) if (one.point.line or 0) > (held[-1].point.line or 0)]
     if after:
         return
-    first = next(one for one in held if one.text == held[-1].text)
+    # pdb tells at which line of which file it stands; its prompt alone tells nothing.
+    first = next((one for one in held if _STANDS_AT.search(one.text)), None) or next(
+        one for one in held if one.text == held[-1].text
+    )
     yield warning(
         f"the run waits in a debugger since line {first.point.line}, and nothing follows: "
         f"{first.text.splitlines()[0][:140]!r}",

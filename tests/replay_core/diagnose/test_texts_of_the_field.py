@@ -43,3 +43,49 @@ def test_a_kill_without_a_word_is_still_one(tmp_path: Path) -> None:
 def test_a_warning_before_a_traceback_does_not_catch_it(tmp_path: Path) -> None:
     text = "x.py:9: UserWarning: old\nwarnings.warn(\n" + _FAILED + "    full_key: actor.max_tokens\nINFO next\nINFO on\n"
     assert "L06 error" in _first(tmp_path, text)
+
+
+def _raised(line: str) -> str:
+    return f'INFO 10:00:00 training begins\nTraceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    run()\n{line}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("service.Error: The api_key client option must be set either by passing api_key or by the SERVICE_API_KEY "
+         "environment variable", "no key of the service is there"),
+        ("ValueError: JUDGE_API_KEY is not set", "no key of the service is there"),
+        ("service.BadRequestError: Error code: 400 - {'detail': 'The version of the SDK you are using is no longer "
+         "supported. Please update.'}", "older than its server accepts"),
+        ("hydra.errors.MissingConfigException: In 'mine': Could not load 'ppo_trainer'.",
+         "hydra does not find a configuration"),
+        ("hydra.errors.MissingConfigException: Cannot find primary config 'base'. Check that it's in your path.",
+         "hydra does not find a configuration"),
+        ("RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.", "sees no such GPU"),
+        ("RuntimeError: nvidia-smi error: nvidia-smi: /lib64/libc.so.6: version `GLIBC_ABI_DT_RELR' not found",
+         "was built for another torch, CUDA or libc"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/home/u/.cache/huggingface/metrics/m/x-1-0.arrow'",
+         "a file of a cache is gone"),
+        ("srun: error: Unable to create step for job 25: Invalid generic resource (gres) specification",
+         "Slurm does not give"),
+        ("Non-root FSDP instance's `_is_root` should not have been set yet", "FSDP refuses the forward"),
+        ("   ERROR: Coordinator did not become healthy within 60s\n>> Shutting down services...\n>> All stopped.\n"
+         "bye\nbye", "did not come up in time"),
+        ("TimeoutError: server launch failed", "did not come up in time"),
+    ],
+)  # fmt: skip
+def test_a_text_is_told_what_it_means(line: str, said: str, tmp_path: Path) -> None:
+    is_bare = not line.split(":")[0].endswith(("Error", "Exception"))
+    text = f"INFO 10:00:00 training begins\nINFO 10:00:01 on\n{line}\n" if is_bare else _raised(line)
+    first = _first(tmp_path, text)
+    assert said in first and "L06" in first
+
+
+def test_why_a_server_did_not_start_leads_over_that_it_did_not(tmp_path: Path) -> None:
+    why = "RuntimeError: nvidia-smi error: nvidia-smi: libc.so.6: version `GLIBC_2.38' not found"
+    assert "GLIBC" in _first(tmp_path, _raised("TimeoutError: server launch failed") + _raised(why))
+
+
+def test_a_debugger_is_said_to_stand_where_it_says_it_does(tmp_path: Path) -> None:
+    text = "INFO 10:00:00 training begins\n(Pdb) > /w/trainers.py(1043)get_batch()->None\n-> pdb.set_trace()\n(Pdb) \n"
+    assert "trainers.py(1043)" in _first(tmp_path, text)
