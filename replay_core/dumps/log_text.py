@@ -283,6 +283,10 @@ def _log(path: Path) -> _Log:
     if barred and not (said or log.iterations) and (to := _rising(barred)):
         log.number(to)
         last = to.get(last, last) if last is not None else None
+    if not (said or log.metrics or log.iterations) and _are_batches(epochs):
+        # Every batch is printed with its epoch's number: they are counted.
+        epochs = [(line, at, values) for at, (line, _, values) in enumerate(epochs)]
+        log.counted = True
     for line, step, values in said or (() if log.metrics or log.iterations else epochs):
         log.add(step, values, line.rank, line.number, over=False)
     if not (log.metrics or log.iterations):
@@ -317,6 +321,17 @@ def _log(path: Path) -> _Log:
 
 #: Lines of a log's end in which a program, most often the script around it, says why it stops.
 _LAST_LINES = 4
+#: Lines of one epoch, in the mean, that are its batches and no summary told twice.
+_BATCHES = 3
+
+
+def _are_batches(epochs: Sequence[tuple[TrainerLine, int | None, dict[str, float]]]) -> bool:
+    """Whether lines that number epochs are of their batches: many of one epoch, with the same names."""
+    numbers = {step for _, step, _ in epochs}
+    alike = Counter(frozenset(values) for _, _, values in epochs).most_common(1)
+    return bool(alike) and alike[0][1] >= _BATCHES * max(len(numbers), 1) and len({one.stream for one, _, _ in epochs}) == 1
+
+
 #: Lines behind a bar of steps at its beginning that are more than a wait.
 _FOLLOWED = 300
 _REFUSED = regex(r"^\W{0,6}(?:ERROR|Error|FATAL|Fatal|fatal|error): \S|^\W{0,4}\[(?:ERROR|FATAL)\] \S")
