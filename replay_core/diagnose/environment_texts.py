@@ -8,6 +8,24 @@ from __future__ import annotations
 
 #: What a driver, a container or a device refuses, what a service says once and for all, what is not installed.
 ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
+    (r"ClientResponseError: 5\d\d|HTTPStatusError: Server error|HTTPError: 5\d\d|Server error '5\d\d",
+     "a server of the run (an inference engine, a judge, a sandbox) failed on the request and answered with an error of "
+     "its own (5xx): what stands behind the number is that server's exception, and not this process's",
+     "the server's own log at that time holds its traceback; send it one such request by hand"),
+    (r"Multiple libcudart|libcudart\.so[.\d]*: cannot open",
+     "the environment holds two CUDA runtimes, or not the one that a compiled package was made for (libcudart of CUDA "
+     "12 beside 13)",
+     "pip list | grep -i cuda-runtime; keep the one of torch.version.cuda, and reinstall the package against it"),
+    (r"already used by a Transformers (?:config|model)|is already (?:registered|used) (?:by|for|in) (?:a |an |the )?"
+     r"(?:Transformers|AutoConfig|config)",
+     "versions do not fit: a package brings a model's code of its own that the installed transformers now has, too",
+     "update the package that registers it (the engine, most often), or install the transformers that it pins"),
+    (r"expects all elements of std|[Rr]eward (?:should|must) be (?:a )?finite|[Rr]eward\w* .{0,30}\b(?:is|got|are|contains?) "
+     r"(?:nan|NaN|inf)\b",
+     "a number is not finite where one is drawn or paid: the policy's weights are NaN since an update whose gradient was "
+     "(or fp16 overflows), or a reward of the environment is 0/0",
+     "the first metric, reward or observation that is not finite; skip such updates, clip the gradient; rldbg record -- "
+     "YOUR COMMAND"),
     (r"(?i)^(?!.*wandb).*(?:\bapi[_ ]?key\b[^\n]{0,80}\b(?:must be (?:set|passed|provided|specified|given)"
      r"|(?:is |was )?(?:not (?:set|found|provided|configured|specified)|missing|required))"
      r"|\b(?:no|missing|provide an?|could not find)(?: \w+){0,2} api[_ ]?key\b"

@@ -328,7 +328,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      r"|^assert .*batch\w*(?: >= | > | == | % )"
      r"|(?:batch|rollout|micro)[\w.]*_?size\S* .{0,60}(?:must be|should be|is) (?:larger|greater|smaller|less|at "
      r"least)\b|not divisible by|[Cc]heck batch related parameters|must be (?:evenly "
-     r")?divisible|must be divisible by",
+     r")?divisible|(?:must|should|has to|needs to) be (?:evenly )?divisible by",
      "numbers do not divide: the batch (or heads, or world size) is no multiple of ranks, micro-batches, generations "
      "per prompt or parallel sizes, or smaller than they are (what is left for one rank is 0)",
      "batch = micro-batch x accumulation x data-parallel ranks, and a multiple of the generations per prompt"),
@@ -363,7 +363,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the disk is full: what was being written (a checkpoint, a cache) is broken",
      "df -h; keep fewer checkpoints; resume from the last whole one"),
     (r"PytorchStreamReader failed|unexpected EOF|HeaderTooLarge|MetadataIncomplete|InvalidHeaderDeserialization"
-     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|file in archive is not|not a "
+     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|metadata is not None|file in archive is not|not a "
      r"ZIP|invalid load key",
      "a checkpoint or file is broken: half written, still being written, or a Git LFS pointer",
      "compare its size with another shard's; download or save it again; resume from the last whole one"),

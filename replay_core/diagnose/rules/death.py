@@ -279,7 +279,9 @@ def _dead(
     )
     if (bar := _AT.search(one.text)) is not None:
         step += f", at {bar[1]} of its bar"
-    if one.kind == "traceback" and (judge := _judge(one)) is not None:
+    if one.kind == "traceback" and _TEXT.match(said(one)) and (together := with_code(one, where)) is not None:
+        short, cause, next_step = together
+    elif one.kind == "traceback" and (judge := _judge(one)) is not None:
         (cause, next_step), short = judge, in_short(judge[0])
     elif one.kind == "traceback" and (together := with_code(one, where)) is not None:
         short, cause, next_step = together
@@ -321,6 +323,10 @@ def _dead(
         next_step=next_step,
         steps=steps_of([one.point]),
     )
+
+
+#: A text that cannot be parsed says why by itself, whoever parsed it.
+_TEXT = regex(r"^(?:Syntax|Indentation)Error|^ValueError: malformed node")
 
 
 class _Hang(Struct, frozen=True):
@@ -545,6 +551,12 @@ _RAISED = regex(r"^(?:[\w.]*\.)?(?:Index|Type|Attribute|Value|ZeroDivision|Recur
 #: What a trainer says of rewards that it cannot put into a tensor.
 _RETURNED = regex(r"must be real number, not|expanded size of the tensor|too many dimensions|not iterable|no len\(\)")
 _GATHERS = regex(r", in _?(?:calculate|compute|gather|get|score)\w*reward\w*$")
+#: A list where a text is meant, and the other way round.
+_LISTS = regex(
+    r"can only concatenate (?:list \(not \"?str|str \(not \"?list)|expected str.{0,20}(?:list|dict)"
+    r"|(?:list|dict)' object has no attribute '(?:strip|split|lower|replace|startswith|find|encode)'"
+    r"|expected string or bytes-like object, got '(?:list|dict)"
+)
 #: Words of failures that have a cause of their own wherever they are raised.
 _ELSEWHERE = regex(
     r"(?i)timed? ?-?out|connect|memory|CUDA|network|http|signal|pickle|No module|import|rate limit|size of tensor"
@@ -584,6 +596,13 @@ def _judge(one: Told) -> tuple[str, str] | None:
             "the reward function does not return one number for each response: None, a list of another length, or "
             "lists in it",
             "call it by hand on one batch, and print what it returns; a branch without a return gives None",
+        )
+    if _LISTS.search(first):
+        return (
+            "the reward function is handed lists where it expects texts: a prompt or a response comes as messages (role "
+            "and content) or tokens",
+            "print the types of what the frame puts together; take the content of the last message, or apply the chat "
+            "template first",
         )
     if not _RAISED.search(first) or "trainer" in own[-1]:
         return None

@@ -72,6 +72,16 @@ def _raised(line: str) -> str:
         ("   ERROR: Coordinator did not become healthy within 60s\n>> Shutting down services...\n>> All stopped.\n"
          "bye\nbye", "did not come up in time"),
         ("TimeoutError: server launch failed", "did not come up in time"),
+        ("TypeError: chunk(): argument 'input' (position 1) must be Tensor, not list", "a list where a tensor is expected"),
+        ("ValueError: 'aimv2' is already used by a Transformers config, pick another name.", "versions do not fit"),
+        ("ValueError: routed_experts is required in rollout_data when use_routing_replay is set.",
+         "a setting asks for a field that did not arrive"),
+        ("AssertionError: When overlap_grad_reduce is True, config.no_sync_func must be None", "exclude each other"),
+        ("AssertionError: First dimension of the tensor should be divisible by tensor parallel size", "do not divide"),
+        ("service.ClientResponseError: 500, message=\"'State' object has no attribute 'server'\"", "a server of the run"),
+        ("RuntimeError: normal expects all elements of std >= 0.0", "a number is not finite"),
+        ("ValueError: Reward should be finite scalar, got nan", "a number is not finite"),
+        ("RuntimeError: Multiple libcudart libraries found: libcudart.so.12, libcudart.so.13", "two CUDA runtimes"),
     ],
 )  # fmt: skip
 def test_a_text_is_told_what_it_means(line: str, said: str, tmp_path: Path) -> None:
@@ -89,3 +99,25 @@ def test_why_a_server_did_not_start_leads_over_that_it_did_not(tmp_path: Path) -
 def test_a_debugger_is_said_to_stand_where_it_says_it_does(tmp_path: Path) -> None:
     text = "INFO 10:00:00 training begins\n(Pdb) > /w/trainers.py(1043)get_batch()->None\n-> pdb.set_trace()\n(Pdb) \n"
     assert "trainers.py(1043)" in _first(tmp_path, text)
+
+
+_SYNC = """\
+INFO 10:00:00 training begins
+Traceback (most recent call last):
+  File "/w/train.py", line 3, in <module>
+    run()
+  File "/w/nemo_rl/vllm_backend.py", line 306, in update_weights_via_ipc
+    self._load(weights)
+ValueError: shard_dim=0 is not a valid data dimension
+"""
+
+
+def test_an_unknown_text_of_a_weight_update_is_one_of_the_weight_update(tmp_path: Path) -> None:
+    assert "the weight update of the engine failed" in _first(tmp_path, _SYNC)
+
+
+def test_a_reward_function_that_is_handed_messages_is_told_so(tmp_path: Path) -> None:
+    text = _raised('TypeError: can only concatenate list (not "str") to list').replace(
+        "    run()\n", '    run()\n  File "/w/retool.py", line 9, in reward_func\n    s.prompt + s.response\n'
+    )
+    assert "lists where it expects texts" in _first(tmp_path, text)
