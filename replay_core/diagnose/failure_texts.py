@@ -247,7 +247,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"driver version is insufficient|[Nn][Vv][Ii][Dd][Ii][Aa] driver .*too old|forward compatibility was attempted"
      r"|system has unsupported display driver", "the NVIDIA driver is older than the CUDA runtime needs",
      "nvidia-smi shows the driver's CUDA; update it or install a torch of an older CUDA"),
-    (r"no CUDA-capable device|No CUDA GPUs are available|might not have a CUDA gpu|CUDA_ERROR_NO_DEVICE|invalid device ordinal"
+    (r"no CUDA-capable device|No CUDA GPUs are available|might not have a CUDA gpu|CUDA_ERROR_NO_DEVICE"
+    r"|invalid device ordinal"
      r"|Torch not compiled with CUDA|devices are busy or unavailable|cuda is not available",
      "the process sees no such GPU: CUDA_VISIBLE_DEVICES is empty or short (Ray sets it for actors without GPUs), or "
      "another process has the device exclusively", "print CUDA_VISIBLE_DEVICES and torch.cuda.device_count() there"),
@@ -280,7 +281,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "flash attention does not support this head dimension", "attn_implementation='sdpa', or a newer flash-attn"),
     (r"undefined symbol|DLL load failed|GLIBC(?:XX)?_[\w.]+' not found|cannot open shared object file|symbol lookup "
      r"error",
-     "a compiled extension was built for another torch, CUDA or libc (flash-attn's binary, most often), or a module's libraries stand "
+     "a compiled extension was built for another torch, CUDA or libc (flash-attn's binary, most often), or a "
+     "module's libraries stand "
      "before the system's (LD_LIBRARY_PATH)",
      "reinstall it against this torch: pip install --no-build-isolation --no-cache-dir flash-attn"),
     (r"FlashAttention2 has been toggled on|flash_attn seems to be not installed|flash[-_]attn.*not (?:installed|found)",
@@ -363,7 +365,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the disk is full: what was being written (a checkpoint, a cache) is broken",
      "df -h; keep fewer checkpoints; resume from the last whole one"),
     (r"PytorchStreamReader failed|unexpected EOF|HeaderTooLarge|MetadataIncomplete|InvalidHeaderDeserialization"
-     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|metadata is not None|file in archive is not|not a "
+     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|metadata is not None"
+     r"|file in archive is not|not a "
      r"ZIP|invalid load key",
      "a checkpoint or file is broken: half written, still being written, or a Git LFS pointer",
      "compare its size with another shard's; download or save it again; resume from the last whole one"),

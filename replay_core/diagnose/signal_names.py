@@ -235,8 +235,14 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
     (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
     (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
-    (regex(r"(?i)^(?:train[_/])?(?:mean[_ ])?(?:chosen|rejected|positive|negative|pos|neg|accepted|better|worse)"
-           r"[_ /](?:mean[_ ])?scores?(?:[_/ ]mean)?$"), "pair_score", ""),
+    (
+        regex(
+            r"(?i)^(?:train[_/])?(?:mean[_ ])?(?:chosen|rejected|positive|negative|pos|neg|accepted|better|worse)"
+            r"[_ /](?:mean[_ ])?scores?(?:[_/ ]mean)?$"
+        ),
+        "pair_score",
+        "",
+    ),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
     (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),

@@ -36,7 +36,8 @@ _ROW = regex(
     r"([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)|)\s{0,40}\|$"
 )
 _PAIR = regex(
-    r"\|\s{0,40}([A-Za-z][\w ./()%-]{0,60}?)\s{0,60}\|\s{0,40}([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))\s{0,40}(?=\||$)"
+    r"\|\s{0,40}([A-Za-z][\w ./()%-]{0,60}?)\s{0,60}\|\s{0,40}([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan"
+    r"|inf))\s{0,40}(?=\||$)"
 )
 #: What numbers the table, the best first.
 _STEPS = ("iterations", "iteration", "step", "global_step", "update", "n_updates", "total_timesteps")

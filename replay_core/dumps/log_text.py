@@ -329,7 +329,11 @@ def _are_batches(epochs: Sequence[tuple[TrainerLine, int | None, dict[str, float
     """Whether lines that number epochs are of their batches: many of one epoch, with the same names."""
     numbers = {step for _, step, _ in epochs}
     alike = Counter(frozenset(values) for _, _, values in epochs).most_common(1)
-    return bool(alike) and alike[0][1] >= _BATCHES * max(len(numbers), 1) and len({one.stream for one, _, _ in epochs}) == 1
+    return (
+        bool(alike)
+        and alike[0][1] >= _BATCHES * max(len(numbers), 1)
+        and len({one.stream for one, _, _ in epochs}) == 1
+    )
 
 
 #: Lines behind a bar of steps at its beginning that are more than a wait.

@@ -599,7 +599,8 @@ def _judge(one: Told) -> tuple[str, str] | None:
         )
     if _LISTS.search(first):
         return (
-            "the reward function is handed lists where it expects texts: a prompt or a response comes as messages (role "
+            "the reward function is handed lists where it expects texts: a prompt or a response comes as messages "
+            "(role "
             "and content) or tokens",
             "print the types of what the frame puts together; take the content of the last message, or apply the chat "
             "template first",

@@ -78,7 +78,9 @@ _ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
 #: What torch says of pools in every process that has one.
 _POOLS = "(e.g., CUDA Graphs)"
 #: What an engine does as it starts.
-_WARMS_UP = regex(r"(?i)warming up|capture cuda graph|cuda graph|dummy requests|profile_run|cuda_graph_runner|_dummy_run")
+_WARMS_UP = regex(
+    r"(?i)warming up|capture cuda graph|cuda graph|dummy requests|profile_run|cuda_graph_runner|_dummy_run"
+)
 _STARTS = (
     "the start of the inference engine",
     "lower max_num_seqs (--max-running-requests), gpu_memory_utilization (--mem-fraction-static) or the graphs' sizes",
@@ -89,7 +91,7 @@ _ASKS = regex(r'(?m)^File "([^"]+)", line (\d+), in (\w+)$')
 #: Innermost frames: a head's product lies five below the model's forward.
 _NEAR = 7
 #: How Ray tells of an allocator's error in another process: without its line.
-_CALLED = regex(r"ray::(?:\w+\.)?(\w+\(\))")
+_CALLED = regex(r"ray::((?:\w+\.)?\w+\(\))")
 _WRAPPED = regex(r"RayTaskError\(OutOfMemoryError\)")
 #: Phases by the functions of trainers' frames and of Ray's methods, the innermost first; and what makes each smaller.
 _PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
@@ -108,7 +110,8 @@ _PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"(?i)generat\w*|\brollout\(\)|chat_completion"), "the generation of rollouts",
      "a smaller batch of prompts at once (rollout.micro_batch_size, per_device batch), shorter responses, and for an "
      "engine beside the trainer a lower gpu_memory_utilization or more tensor parallelism"),
-    (regex(r"(?i)update_(?:actor|policy)|ppo_train|train_actor|policy_loss"), "the actor's update",
+    (regex(r"(?i)update_(?:actor|policy)|ppo_train|train_actor|policy_loss|\b(?:Actor|Policy)\w*\.(?:fit"
+    r"|train)\w*\("), "the actor's update",
      "lower the update's micro-batch (ppo_micro_batch_size_per_gpu, per_device_train_batch_size) or its limit of "
      "tokens (ppo_max_token_len_per_gpu, --max-tokens-per-gpu); gradient checkpointing; offload the optimizer"),
     (regex(r"(?i)training_step|optimizer_step|backward|forward_backward|\b(?:train|fit)(?:_step)?\(\)|compute_loss"),
@@ -239,9 +242,8 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
             "this one that has not given its memory back, somebody else's job, a second copy of this one, or an "
             f"orphan of the last run{asks}"
         )
-        next_step = (
-            "nvidia-smi names the processes: end an orphan, use a GPU of one's own, or lower "
-            + (f"gpu_memory_utilization; {next_step}" if asks else "gpu_memory_utilization")
+        next_step = "nvidia-smi names the processes: end an orphan, use a GPU of one's own, or lower " + (
+            f"gpu_memory_utilization; {next_step}" if asks else "gpu_memory_utilization"
         )
     evidence = [
         shown(f"{name} (GiB)", round(value, 3), None, line) for name, value in numbers.items() if value is not None

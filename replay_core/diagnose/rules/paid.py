@@ -14,9 +14,11 @@ _RIGHT = regex(r"(?i)accura|correct|exact|solved|(?:^|[/_.])acc(?:$|[@/_.])")
 
 
 @rule("L45", "what is paid for is not what is right", link="rewards", scope="signals", needs=("reward",),
-      explains=("L17", "D01", "L40", "L01"), source="a proxy that is rewarded: code that compiles, an answer that is long")  # fmt: skip
+      explains=("L17", "D01", "L40", "L01"), source="a proxy that is rewarded: code that compiles, an answer that is "
+      "long")  # fmt: skip
 def paid(log: RunLog) -> Finding | None:
-    """A reward between 0 and 1 that comes to .5 and more, by a rise that is no chance or at .95 from the first steps on,
+    """A reward between 0 and 1 that comes to .5 and more, by a rise that is no chance or at .95 from the first steps
+    on,
     while a share of right answers that is logged beside it stays at 5 % and less in every third of the run (5 steps and
     more): a warning.
     """
@@ -43,8 +45,10 @@ def paid(log: RunLog) -> Finding | None:
         reward.ended,
         reward.shown(reward.last.value, f"was {values[0]:.3g}"),
         right.shown(right.last.value, f"> {NONE:g}"),
-        cause="the reward is a proxy (code that compiles, a form, a length) that is earned without solving the task, and "
-        "the policy learns the proxy" + ("; it is earned by all, so that no group has a spread" if min(values) >= ALL else ""),
+        cause="the reward is a proxy (code that compiles, a form, a length) that is earned without solving the task, "
+        "and "
+        "the policy learns the proxy"
+        + ("; it is earned by all, so that no group has a spread" if min(values) >= ALL else ""),
         next_step="read ten responses with a full reward; pay for right answers, or nothing without one",
     )
 

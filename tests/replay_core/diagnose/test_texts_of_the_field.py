@@ -1,4 +1,5 @@
-"""Ends of runs in the forms that users' consoles have them, shortened to what tells: what each is said to have died of."""
+"""Ends of runs in the forms that users' consoles have them, shortened to what tells: what each is said to have died
+of."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _STOPS = "20260203-10:00:01.522 Local Scheduler INFO: Stopping local process wit
 
 def test_what_a_launcher_kills_was_not_killed_by_the_kernel(tmp_path: Path) -> None:
     said = _first(tmp_path, "INFO 10:00:00 begins training\n" + _FAILED + _STOPS + "Killed\n")
-    assert "max_tokens" in said and "SIGKILL" not in said
+    assert "max_tokens" in said
+    assert "SIGKILL" not in said
 
 
 def test_a_run_whose_launcher_stops_its_servers_behind_its_end_is_well(tmp_path: Path) -> None:
@@ -41,12 +43,15 @@ def test_a_kill_without_a_word_is_still_one(tmp_path: Path) -> None:
 
 
 def test_a_warning_before_a_traceback_does_not_catch_it(tmp_path: Path) -> None:
-    text = "x.py:9: UserWarning: old\nwarnings.warn(\n" + _FAILED + "    full_key: actor.max_tokens\nINFO next\nINFO on\n"
+    text = (
+        "x.py:9: UserWarning: old\nwarnings.warn(\n" + _FAILED + "    full_key: actor.max_tokens\nINFO next\nINFO on\n"
+    )
     assert "L06 error" in _first(tmp_path, text)
 
 
 def _raised(line: str) -> str:
-    return f'INFO 10:00:00 training begins\nTraceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    run()\n{line}\n'
+    return 'INFO 10:00:00 training begins\nTraceback (most recent call last):\n  File "/w/train.py", line 3, in '
+    f"<module>\n    run()\n{line}\n"
 
 
 @pytest.mark.parametrize(
@@ -72,13 +77,15 @@ def _raised(line: str) -> str:
         ("   ERROR: Coordinator did not become healthy within 60s\n>> Shutting down services...\n>> All stopped.\n"
          "bye\nbye", "did not come up in time"),
         ("TimeoutError: server launch failed", "did not come up in time"),
-        ("TypeError: chunk(): argument 'input' (position 1) must be Tensor, not list", "a list where a tensor is expected"),
+        ("TypeError: chunk(): argument 'input' (position 1) must be Tensor, not list", "a list where a tensor is "
+        "expected"),
         ("ValueError: 'aimv2' is already used by a Transformers config, pick another name.", "versions do not fit"),
         ("ValueError: routed_experts is required in rollout_data when use_routing_replay is set.",
          "a setting asks for a field that did not arrive"),
         ("AssertionError: When overlap_grad_reduce is True, config.no_sync_func must be None", "exclude each other"),
         ("AssertionError: First dimension of the tensor should be divisible by tensor parallel size", "do not divide"),
-        ("service.ClientResponseError: 500, message=\"'State' object has no attribute 'server'\"", "a server of the run"),
+        ("service.ClientResponseError: 500, message=\"'State' object has no attribute 'server'\"", "a server of the "
+        "run"),
         ("RuntimeError: normal expects all elements of std >= 0.0", "a number is not finite"),
         ("ValueError: Reward should be finite scalar, got nan", "a number is not finite"),
         ("RuntimeError: Multiple libcudart libraries found: libcudart.so.12, libcudart.so.13", "two CUDA runtimes"),
@@ -88,7 +95,8 @@ def test_a_text_is_told_what_it_means(line: str, said: str, tmp_path: Path) -> N
     is_bare = not line.split(":")[0].endswith(("Error", "Exception"))
     text = f"INFO 10:00:00 training begins\nINFO 10:00:01 on\n{line}\n" if is_bare else _raised(line)
     first = _first(tmp_path, text)
-    assert said in first and "L06" in first
+    assert said in first
+    assert "L06" in first
 
 
 def test_why_a_server_did_not_start_leads_over_that_it_did_not(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def test_a_containers_clock_before_every_line_is_none_of_the_line(tmp_path: Path
     path.write_text(_stamped(lines))
     found = list(lines_of(path))
     assert [line.text for line in found][-3:] == ["{'loss': 0.5, 'step': 1}", "  10%|# | 1/9", "  20%|# | 2/9"]
-    assert found[8].stamp == "2026-02-03T10:00:08.000000008Z" and found[8].number == 9
+    assert found[8].stamp == "2026-02-03T10:00:08.000000008Z"
+    assert found[8].number == 9
 
 
 def test_tables_side_by_side_behind_a_containers_clock_are_read(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_tables_side_by_side_behind_a_containers_clock_are_read(tmp_path: Path) 
             "╒══════════════════════╤═════════════╤═════════════════════╤═══",
             f"│ grpo/actor_loss/avg  │ {step}.0000e+00 │ grpo/entropy/avg    │ 2.5e-01 │ grpo/cut",
             "├──────────────────────┼─────────────┼─────────────────────┼───",
-            f"│ rollout/reward       │ 0.0000e+00  │ grpo/grad_norm      │ 5.0e-01 │",
+            "│ rollout/reward       │ 0.0000e+00  │ grpo/grad_norm      │ 5.0e-01 │",
             "╘══════════════════════╧═════════════╧═════════════════════╧═══",
         ]
     run = log(tmp_path, _stamped(lines))

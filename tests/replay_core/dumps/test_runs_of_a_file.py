@@ -12,11 +12,15 @@ def _steps(folder: Path, steps: list[tuple[int, float]]) -> tuple[list[float], l
     path = folder / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step, "reward/mean": value}) + "\n" for step, value in steps))
     run = open_run(path)
-    return [float(next(t for t in r.tensors() if t.name.endswith("mean")).source.value) for r in run.records], list(run.notes)  # type: ignore[union-attr]
+    return [float(next(t for t in r.tensors() if t.name.endswith("mean")).source.value) for r in run.records], list(
+        run.notes
+    )  # type: ignore[union-attr]
 
 
 def test_a_run_that_was_appended_to_another_is_read_alone(tmp_path: Path) -> None:
-    values, notes = _steps(tmp_path, [(n, 0.0) for n in range(10)] + [(0, 0.9), (0, 1.0), *[(n, 1.0) for n in range(1, 5)]])
+    values, notes = _steps(
+        tmp_path, [(n, 0.0) for n in range(10)] + [(0, 0.9), (0, 1.0), *[(n, 1.0) for n in range(1, 5)]]
+    )
     assert values == [1.0] * 5
     assert any("2 runs one after another" in note for note in notes)
 
