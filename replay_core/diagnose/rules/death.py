@@ -41,6 +41,8 @@ _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b|Received 2 ")
 #: torchrun's agent, and others, of the terminal's end; its table of ranks that failed.
 _HUNG_UP = regex(r"SIGHUP|Received 1 death|signal: 1\b|Signal 1 ")
 _OF_RANK = regex(r"^\s*rank\s+: (\d+) \(local_rank")
+#: What a script ends with by itself (an exception, sys.exit) is no crash of native code.
+_BY_ITSELF = regex(r"\(exitcode: [12]\)")
 _ITS_CODE = regex(r"^\s*exitcode\s+: (-?\d+)")
 _CORRUPT = regex(
     r"free or corruption|free\(\)|munmap_chunk|corrupted |malloc\(\)|Floating point|Illegal instr|signal 11\b|SIGSEGV"
@@ -683,7 +685,7 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "ended from outside: the scheduler's limit or a preemption, or a launcher after another rank failed",
                 "the first error of any other rank; else the scheduler's own record of the job",
             )
-        if _OF_RANK.search(one.text) or _ITS_CODE.search(one.text):
+        if _OF_RANK.search(one.text) or _ITS_CODE.search(one.text) or _BY_ITSELF.search(one.text):
             return "the launcher saw a process fail and ended the others", "the log of the process that failed first"
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
     if (known := failure_of("\n".join(one.text.splitlines()[-12:]))) is not None:

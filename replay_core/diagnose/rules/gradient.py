@@ -404,7 +404,11 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
         at = finite.index(worst)
         # A norm that falls over the run is far above its median at first, and near the norms beside it.
         beside = max((p.value for p in (*finite[max(at - 3, 0) : at], *finite[at + 1 : at + 4])), default=middle)
-        torn = [p for p in spikes if p.value > TORN_OUT * middle and (p.step or 0) != finite[0].step]
+        # Out of the calm: a norm that falls from its first steps on, or a stretch of large ones, is another thing.
+        torn = [
+            p for before, p in pairwise(finite)
+            if p.value > TORN_OUT * middle and before.value < TORN_OUT * middle / 10
+        ]  # fmt: skip
         if len(torn) >= TOSSED:
             return warning(
                 f"the gradient norm is tossed about: {len(torn)} steps have over {TORN_OUT:g} times the {middle:.3g} "

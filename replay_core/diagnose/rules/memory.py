@@ -121,6 +121,8 @@ _PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"(?i)init_(?:model|worker|process)|__init__|from_pretrained|build_model"), "loading the model",
      "more GPUs or a sharded, offloaded load; see what else is on the GPU"),
 )  # fmt: skip
+#: A backward is one of any training: who called it says which. Loading is told last, by a class's first method.
+_PARTICULAR = tuple(one for one in _PHASES if one[1] not in ("a step of training", "loading the model"))
 #: Vocabulary sizes of families that are trained by RL; only to put a size into words.
 _VOCABULARIES = {"Llama 3": 128256, "Qwen 2.5 and 3": 151936, "Qwen 3.5": 248320}
 #: D36: growth of the memory level over the run that no allocator warm-up explains.
@@ -206,9 +208,11 @@ def _phase(one: Told, told: Sequence[Told]) -> tuple[str, str] | None:
     called = [found[1] for each in told for found in _CALLED.finditer(each.text)]
     frames = [text.rpartition(", in ")[2] + "()" for text in one.text.splitlines()[1:] if text.startswith("File ")]
     # The frames before an envelope are the caller's.
-    for text in [*([] if _WRAPPED.search(one.text) else reversed(frames)), *reversed(called)]:
-        if (found := next(((phase, step) for names, phase, step in _PHASES if names.search(text)), None)) is not None:
-            return found
+    texts = [*([] if _WRAPPED.search(one.text) else reversed(frames)), *reversed(called)]
+    for known in (_PARTICULAR, _PHASES):
+        for text in texts:
+            if (found := next(((phase, step) for names, phase, step in known if names.search(text)), None)) is not None:
+                return found
     return None
 
 

@@ -129,3 +129,11 @@ def test_a_reward_function_that_is_handed_messages_is_told_so(tmp_path: Path) ->
         "    run()\n", '    run()\n  File "/w/retool.py", line 9, in reward_func\n    s.prompt + s.response\n'
     )
     assert "lists where it expects texts" in _first(tmp_path, text)
+
+
+def test_a_script_that_exits_with_1_is_no_crash_of_native_code(tmp_path: Path) -> None:
+    said = _first(
+        tmp_path, trl([{}] * 12) + "E0203 api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 17) of binary: x\n"
+    )
+    assert "the launcher saw a process fail" in said
+    assert "native code crashed" not in said

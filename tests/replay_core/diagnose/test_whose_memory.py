@@ -54,3 +54,13 @@ def test_a_forward_that_asks_is_no_optimizer_that_was_named_far_out(tmp_path: Pa
     assert "the model's forward (forward, op.py:7)" in said
     assert "actor" not in said
     assert "optimizer" not in said
+
+
+def test_the_update_that_called_a_backward_is_named(tmp_path: Path) -> None:
+    frames = [
+        ("/w/verl/workers/actor/dp_actor.py", "update_policy", "loss.backward()"),
+        ("/v/torch/_tensor.py", "backward", "torch.autograd.backward(self)"),
+        ("/v/torch/autograd/graph.py", "_engine_run_backward", "return run(*args)"),
+    ]
+    said = _out(tmp_path, frames, tried="2.70 GiB", free="2.25 GiB", others="", own="20.67 GiB")
+    assert "in the actor's update" in said
