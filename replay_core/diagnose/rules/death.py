@@ -281,9 +281,7 @@ def _dead(
     )
     if (bar := _AT.search(one.text)) is not None:
         step += f", at {bar[1]} of its bar"
-    if one.kind == "traceback" and _TEXT.match(said(one)) and (together := with_code(one, where)) is not None:
-        short, cause, next_step = together
-    elif one.kind == "traceback" and (judge := _judge(one)) is not None:
+    if one.kind == "traceback" and (judge := _judge(one)) is not None:
         (cause, next_step), short = judge, in_short(judge[0])
     elif one.kind == "traceback" and (together := with_code(one, where)) is not None:
         short, cause, next_step = together
@@ -325,10 +323,6 @@ def _dead(
         next_step=next_step,
         steps=steps_of([one.point]),
     )
-
-
-#: A text that cannot be parsed says why by itself, whoever parsed it.
-_TEXT = regex(r"^(?:Syntax|Indentation)Error|^ValueError: malformed node")
 
 
 class _Hang(Struct, frozen=True):

@@ -50,8 +50,8 @@ def test_a_warning_before_a_traceback_does_not_catch_it(tmp_path: Path) -> None:
 
 
 def _raised(line: str) -> str:
-    return 'INFO 10:00:00 training begins\nTraceback (most recent call last):\n  File "/w/train.py", line 3, in '
-    f"<module>\n    run()\n{line}\n"
+    begins = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    run()\n'
+    return f"INFO 10:00:00 training begins\n{begins}{line}\n"
 
 
 @pytest.mark.parametrize(
