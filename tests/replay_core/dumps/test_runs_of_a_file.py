@@ -6,15 +6,16 @@ import json
 from pathlib import Path
 
 from replay_core.dumps import open_run
+from replay_core.records import Inline
 
 
 def _steps(folder: Path, steps: list[tuple[int, float]]) -> tuple[list[float], list[str]]:
     path = folder / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step, "reward/mean": value}) + "\n" for step, value in steps))
     run = open_run(path)
-    return [float(next(t for t in r.tensors() if t.name.endswith("mean")).source.value) for r in run.records], list(
-        run.notes
-    )  # type: ignore[union-attr]
+    sources = [next(t for t in record.tensors() if t.name.endswith("mean")).source for record in run.records]
+    values = [source.value for source in sources if isinstance(source, Inline)]
+    return [float(value) for value in values if isinstance(value, (int, float))], list(run.notes)
 
 
 def test_a_run_that_was_appended_to_another_is_read_alone(tmp_path: Path) -> None:
