@@ -8,6 +8,60 @@ from __future__ import annotations
 
 #: What a driver, a container or a device refuses, what a service says once and for all, what is not installed.
 ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
+    (r"ClientResponseError: 5\d\d|HTTPStatusError: Server error|HTTPError: 5\d\d|Server error '5\d\d",
+     "a server of the run (an inference engine, a judge, a sandbox) failed on the request and answered with an error "
+     "of "
+     "its own (5xx): what stands behind the number is that server's exception, and not this process's",
+     "the server's own log at that time holds its traceback; send it one such request by hand"),
+    (r"Multiple libcudart|libcudart\.so[.\d]*: cannot open",
+     "the environment holds two CUDA runtimes, or not the one that a compiled package was made for (libcudart of CUDA "
+     "12 beside 13)",
+     "pip list | grep -i cuda-runtime; keep the one of torch.version.cuda, and reinstall the package against it"),
+    (r"already used by a Transformers (?:config|model)|is already (?:registered|used) (?:by|for|in) (?:a |an |the )?"
+     r"(?:Transformers|AutoConfig|config)",
+     "versions do not fit: a package brings a model's code of its own that the installed transformers now has, too",
+     "update the package that registers it (the engine, most often), or install the transformers that it pins"),
+    (r"expects all elements of std|[Rr]eward (?:should|must) be (?:a )?finite|[Rr]eward\w* .{0,30}\b(?:is|got|are"
+    r"|contains?) "
+     r"(?:nan|NaN|inf)\b",
+     "a number is not finite where one is drawn or paid: the policy's weights are NaN since an update whose gradient "
+     "was "
+     "(or fp16 overflows), or a reward of the environment is 0/0",
+     "the first metric, reward or observation that is not finite; skip such updates, clip the gradient; rldbg record "
+     "-- "
+     "YOUR COMMAND"),
+    (r"(?i)^(?!.*wandb).*(?:\bapi[_ ]?key\b[^\n]{0,80}\b(?:must be (?:set|passed|provided|specified|given)"
+     r"|(?:is |was )?(?:not (?:set|found|provided|configured|specified)|missing|required))"
+     r"|\b(?:no|missing|provide an?|could not find)(?: \w+){0,2} api[_ ]?key\b"
+     r"|\b\w+_(?:API_KEY|TOKEN)\b[^\n]{0,40}(?:not set|not found|missing|must be set|is required"
+     r"|environment variable))",
+     "no key of the service is there: none was handed to its client, and this process's environment has none (another "
+     "shell, a job or a container that does not inherit it, a .env file that was not read)",
+     "export the variable that the line names in the shell that starts the run (echo ${NAME:+set} shows whether it is "
+     "there), and hand it to Ray's workers (runtime_env) or to the container (--env)"),
+    (r"(?i)\b(?:version|sdk|client|api)\b[^\n]{0,80}\b(?:no longer supported|is too old|is outdated|has been sunset)"
+     r"|(?:update|upgrade) to the latest version of (?:the|your) (?:sdk|client)",
+     "the client library that is installed here is older than its server accepts: the request itself may be right",
+     "pip install -U of the package that raised (pip show PACKAGE tells which is there; a lock file may hold it back)"),
+    (r"(?i)invalid generic resource|unable to (?:create step|allocate resources|confirm allocation)|requested node "
+     r"configuration is not available|batch job submission failed|invalid (?:partition|qos|account)|QOSMax\w+|"
+     r"association\w* .{0,40}limit",
+     "Slurm does not give what is asked for: GPUs (gres), nodes, time or an account that this job or partition does "
+     "not "
+     "have (an srun inside a job may only ask for what the job was given)",
+     "compare --gres, --gpus, --nodes, --partition and --account of the inner srun with the job's own (scontrol show "
+     "job $SLURM_JOB_ID); sinfo -o '%P %G' shows what a partition has"),
+    (r"Non-root FSDP instance|_is_root` should not have been set",
+     "FSDP refuses the forward: a part of the wrapped model was called by itself before the whole one (its head, an "
+     "encoder, generate() on the module inside), and has made itself the root",
+     "call the outermost FSDP module first, once, and parts only through it; or FSDP2 (fully_shard)"),
+    (r"(?:No such file or directory|FileNotFoundError).{0,40}['\"](?=[^'\"]{0,200}/(?:\.?cache|\.triton"
+    r"|\.?torchinductor"
+     r"\w*|torch_extensions)/)[^'\"]{1,300}\.(?:arrow|lock|incomplete|json|py|pyc|so|cubin|bin|tmp\w*)['\"]",
+     "a file of a cache is gone while it was in use: several processes (ranks, or jobs that share one home) write and "
+     "remove the same cached file, or the cache was cleaned",
+     "a cache of its own for each job, or filled by one process before the others start (HF_HOME, HF_DATASETS_CACHE, "
+     "an experiment_id for evaluate's metrics, TRITON_CACHE_DIR), on a local disk"),
     (r"DataLoader worker .{0,40}killed by signal: Terminated",
      "the job was ended from outside (SIGTERM), and its data workers with it: a scheduler's limit or preemption, or "
      "somebody who stopped it", "the scheduler's own record of the job; resume from the last checkpoint"),

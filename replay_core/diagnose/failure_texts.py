@@ -62,9 +62,11 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "one process group, as trainer and engine do for weights, one never came",
      "look which side did not join: the trainer's own log at that time; the address, port and world size on both "
      "sides; an engine that is busy with a request answers no weight update"),
-    (r"Could not find '[^']+'\s*$",
+    (r"Could not find '[^']+'\s*$|MissingConfigException|Could not load '[^']+'\.?\s*$|Cannot find primary config"
+     r"|Primary config (?:module|directory)",
      "hydra does not find a configuration group or file: a default that the searched folders do not hold (a "
-     "configuration of another version of the framework, or a search path that lacks the framework's own)",
+     "configuration of another version of the framework, or a search path that lacks the framework's own, as one that "
+     "is relative does from another working directory)",
      "look for that file in the folders under 'Config search path'; add the framework's to hydra.searchpath, or take "
      "the default out of the list"),
     # Ranks that do not find each other, or do not call the same.
@@ -245,7 +247,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"driver version is insufficient|[Nn][Vv][Ii][Dd][Ii][Aa] driver .*too old|forward compatibility was attempted"
      r"|system has unsupported display driver", "the NVIDIA driver is older than the CUDA runtime needs",
      "nvidia-smi shows the driver's CUDA; update it or install a torch of an older CUDA"),
-    (r"no CUDA-capable device|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|invalid device ordinal"
+    (r"no CUDA-capable device|No CUDA GPUs are available|might not have a CUDA gpu|CUDA_ERROR_NO_DEVICE"
+    r"|invalid device ordinal"
      r"|Torch not compiled with CUDA|devices are busy or unavailable|cuda is not available",
      "the process sees no such GPU: CUDA_VISIBLE_DEVICES is empty or short (Ray sets it for actors without GPUs), or "
      "another process has the device exclusively", "print CUDA_VISIBLE_DEVICES and torch.cuda.device_count() there"),
@@ -276,9 +279,11 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the kernel needs a newer GPU (compute capability)", "attn_implementation='sdpa', or dtype float16"),
     (r"FlashAttention forward only supports head dim|head[_ ]dim(?:ension)?.{0,30}(?:not supported|at most)",
      "flash attention does not support this head dimension", "attn_implementation='sdpa', or a newer flash-attn"),
-    (r"undefined symbol|DLL load failed|GLIBC(?:XX)?_[\d.]+' not found|cannot open shared object file|symbol lookup "
+    (r"undefined symbol|DLL load failed|GLIBC(?:XX)?_[\w.]+' not found|cannot open shared object file|symbol lookup "
      r"error",
-     "a compiled extension was built for another torch, CUDA or libc (flash-attn's binary, most often)",
+     "a compiled extension was built for another torch, CUDA or libc (flash-attn's binary, most often), or a "
+     "module's libraries stand "
+     "before the system's (LD_LIBRARY_PATH)",
      "reinstall it against this torch: pip install --no-build-isolation --no-cache-dir flash-attn"),
     (r"FlashAttention2 has been toggled on|flash_attn seems to be not installed|flash[-_]attn.*not (?:installed|found)",
      "flash-attn is asked for and not installed", "pip install flash-attn, or attn_implementation='sdpa'"),
@@ -325,7 +330,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      r"|^assert .*batch\w*(?: >= | > | == | % )"
      r"|(?:batch|rollout|micro)[\w.]*_?size\S* .{0,60}(?:must be|should be|is) (?:larger|greater|smaller|less|at "
      r"least)\b|not divisible by|[Cc]heck batch related parameters|must be (?:evenly "
-     r")?divisible|must be divisible by",
+     r")?divisible|(?:must|should|has to|needs to) be (?:evenly )?divisible by",
      "numbers do not divide: the batch (or heads, or world size) is no multiple of ranks, micro-batches, generations "
      "per prompt or parallel sizes, or smaller than they are (what is left for one rank is 0)",
      "batch = micro-batch x accumulation x data-parallel ranks, and a multiple of the generations per prompt"),
@@ -360,7 +365,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the disk is full: what was being written (a checkpoint, a cache) is broken",
      "df -h; keep fewer checkpoints; resume from the last whole one"),
     (r"PytorchStreamReader failed|unexpected EOF|HeaderTooLarge|MetadataIncomplete|InvalidHeaderDeserialization"
-     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|file in archive is not|not a "
+     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|metadata is not None"
+     r"|file in archive is not|not a "
      r"ZIP|invalid load key",
      "a checkpoint or file is broken: half written, still being written, or a Git LFS pointer",
      "compare its size with another shard's; download or save it again; resume from the last whole one"),

@@ -42,6 +42,7 @@ class Frame(Struct, frozen=True):
         return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
 
 
+_SYNC = "while weights are sent to the engine"
 #: What a frame `file, in function` says the run was doing; the first that fits.
 _DOING: tuple[tuple[str, str], ...] = (
     (r"(?i)in \w*(?:reward|compute_score|verif|grade|judge)|/\w*(?:reward_func|rewards?|verifier|grader|judge)"
@@ -50,8 +51,9 @@ _DOING: tuple[tuple[str, str], ...] = (
      r"|save_logs_and_ckpt\w*|_?rotate_checkpoints|_serialize\w*|push_to_hub)$", "while a checkpoint is saved"),
     (r"/(?:wandb|mlflow|swanlab|tensorboardX?|trackio|comet_ml)/|in (?:log_metrics|log_history)$",
      "in the tracker of metrics"),
-    (r"in \w*(?:update_named_param|update_weights?|sync_weights?|weight_sync|_to_vllm|_to_sglang|broadcast_(?:to|param)"
-     r"|update_param_in)\w*$", "while weights are sent to the engine"),
+    (r"in \w*(?:update_named_param|update_weights?|sync_weights?|weight_sync|_to_vllm|_to_sglang|broadcast_(?:to"
+    r"|param)|refit|(?:start|finish|init)_weight_update"
+     r"|update_param_in)\w*$", _SYNC),
     (r"/(?:tokenization_\w+|tokenizers?|processing_\w+|feature_extraction_\w+|image_processing_\w+|image_utils"
      r"|vision_process|chat_template_utils)(?:/\w+)?\.py|/(?:jinja2|PIL|qwen_vl_utils|tokenizers|sentencepiece)/"
      r"|in (?:apply_chat_template|process_vision_info|tokenize\w*)$",
@@ -258,6 +260,16 @@ def unknown(one: Told, where: Raised) -> tuple[str, str] | None:
     frame = where.own or where.last
     if frame is None or _ENDS_A_PROGRAM.match(one.text):
         return None
+    if where.doing == _SYNC:
+        return (
+            f"the weight update of the engine failed, in {frame.place}: what is sent does not fit what the engine "
+            f"holds "
+            "(a name, a shape, the part of a tensor-parallel rank or an expert), the engine's version takes updates "
+            "otherwise, or two updates overlap",
+            f"read {frame.file}:{frame.line}; compare names and shapes of both sides (rldbg weights) and the "
+            f"versions that "
+            "the trainer pins; stop the run where an update fails: the engine goes on with old weights",
+        )
     found = _CLASS.match(one.text)
     kind = found[1].rpartition(".")[2] if found else ""
     says = next((says for pattern, says in _KINDS if re.fullmatch(pattern, kind)), "")

@@ -235,6 +235,14 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
     (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
     (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
+    (
+        regex(
+            r"(?i)^(?:train[_/])?(?:mean[_ ])?(?:chosen|rejected|positive|negative|pos|neg|accepted|better|worse)"
+            r"[_ /](?:mean[_ ])?scores?(?:[_/ ]mean)?$"
+        ),
+        "pair_score",
+        "",
+    ),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
     (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
@@ -472,7 +480,7 @@ ORDER: tuple[str, ...] = (
     "response_length", "response_length_max", "truncated", "value_mean", "value_max", "value_min", "return_mean",
     "return_max", "return_min", "advantage_mean", "advantage_max", "advantage_min", "masks_in_input",
     "num_masked", "logprob_diff", "prob_diff", "prob_pearson", "mult_prob_error", "rollout_k1", "rollout_k3", "ess",
-    "entropy", "pair_logits", "pair_logps", "pair_reward",
+    "entropy", "pair_logits", "pair_logps", "pair_reward", "pair_score",
     "kl", "policy_kl", "ratio_mean", "ratio_max", "clip_fraction", "pg_loss", "value_loss", "micro_loss",
     "loss", "grad_norm", "learning_rate",
 )  # fmt: skip

@@ -83,6 +83,29 @@ TOOLING: tuple[tuple[str, str, str], ...] = (
 
 #: Texts that say how it failed, and not why.
 EMPTY: tuple[tuple[str, str, str], ...] = (
+    (r"argument '?\w+'? \(position \d+\) must be (?:\w+ )*\w+, not \w+",
+     "a value of another type reaches a function of torch than it takes (a list where a tensor is expected, most "
+     "often): "
+     "what is gathered is not stacked, or the function it comes from returns another form in this version",
+     "print the type of what the frame hands over, and where it was made; compare the versions that the trainer pins"),
+    (r"(?:is|are) required (?:in|for|by) .{1,80} (?:when|if|with) .{1,80}",
+     "a setting asks for a field that did not arrive: the side that makes it (an engine, a rollout function of one's "
+     "own, "
+     "the data set) was not told to return it, its version cannot, or it is dropped on the way",
+     "print the keys that arrive at the frame; switch the field on where it is made, or the setting off"),
+    (r"(?i)\b(?:when|if)\b .{1,80}\b(?:must|should|has to) (?:not )?be\b|\b(?:cannot|can't|can not) be (?:used|set"
+    r"|combined"
+     r"|enabled)\b .{0,20}\b(?:with|when|if|together|both)\b|\b(?:not supported|incompatible|unsupported) "
+     r"(?:with|when|if|for|together)\b|mutually exclusive|\bonly (?:supports?|works?|supported) (?:with|when|if|for)\b",
+     "settings that exclude each other, or of which one needs the other: the line names them",
+     "change the one that the line names; the installed version's documentation says what goes together"),
+    (r"(?i)\b(?:did not|didn't|failed to|never|not) (?:become|come up|get|be) ?(?:healthy|ready|up|available)\b"
+     r"|server launch failed|Launch local server timeouted|(?:server|service)s? (?:failed to (?:start|launch)"
+     r"|did(?: not|n't) start)|health[ -]?check\w*[^\n]{0,40}\b(?:failed|timed out)|Waiting \w+ servers? timeout",
+     "a service that the run starts and needs did not come up in time: its process died as it started, still loads a "
+     "model or compiles, or listens at another address or port than is asked",
+     "look into that service's own log for its first error; start it by hand and curl its health address; raise the "
+     "time limit only where it is still loading"),
     (r"expected a non-empty (?:list|TensorList)|arg is an empty sequence|[Tt]ensor with no values|empty iterable"
      r"|need at least one array|cannot take a larger sample|reduction dim .{0,60}(?:numel\(\) == 0|no elements)",
      "something is empty that is to be put together: a batch, a group or a list of responses of which a filter left "

@@ -13,6 +13,8 @@ Epoch 1/1 Step 3/28 Train step 3/28 done.
 ╭─────────────────────┬──────────────╮
 │ ppo_actor/advantages/avg │ -4.1987e-03 │
 ╰─────────────────────┴──────────────╯
+
+or be several such tables side by side: `│ a │ 1.0 │ b │ 2.0 │ c │ 3.0 │`, whose end a wide line may lack.
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ from replay_core.regexes import regex
 #: One row is enough to look for more: a name and a number between bars, and nothing else.
 ROW = r"\|\s{1,40}[A-Za-z][\w./()%-]{0,60}\s{1,60}\|\s{1,4}[-+]?\d[\d.eE+-]{0,20}\s{0,40}\|"
 #: What a line of such a table begins with.
-BEGINS = ("|", "-", "+", "=", "│", "╭", "├", "╰", "┌", "└")
+BEGINS = ("|", "-", "+", "=", "│", "╭", "├", "╰", "┌", "└", "╒", "╞", "╘")
 #: A table that is drawn opens, is divided, and closes.
-_DRAWN = str.maketrans("│─┬┼┴", "|----")
+_DRAWN = str.maketrans("│─┬┼┴═╤╪╧", "|--------")
 _TOLD = regex(r"\bTrain step (\d{1,12})/\d{1,12} done\b")
 _FRAME = regex(r"^[-+=]{8,}$")
 _ROW = regex(
     r"^\|(\s{0,40})([A-Za-z][\w ./()%-]{0,60}?)\s{0,60}\|\s{0,40}"
     r"([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)|)\s{0,40}\|$"
+)
+_PAIR = regex(
+    r"\|\s{0,40}([A-Za-z][\w ./()%-]{0,60}?)\s{0,60}\|\s{0,40}([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan"
+    r"|inf))\s{0,40}(?=\||$)"
 )
 #: What numbers the table, the best first.
 _STEPS = ("iterations", "iteration", "step", "global_step", "update", "n_updates", "total_timesteps")
@@ -52,14 +58,17 @@ class BoxedTables(Struct):
 
     def take(self, line: str) -> tuple[int | None, dict[str, float]]:
         """The step (None: the table names none) and metrics of the table that this line ends; none at other lines."""
-        if line[0] in "├╭┌":
-            self.rows = self.rows if line[0] == "├" else {}
+        if line[0] in "├╞╭┌╒":
+            self.rows = self.rows if line[0] in "├╞" else {}
             return None, {}
         line = line.rstrip().translate(_DRAWN)
-        if _FRAME.match(line) or line[0] in "╰└":
+        if _FRAME.match(line) or line[0] in "╰└╘":
             rows, self.rows, self.room = self.rows, {}, ""
             return self._step(rows), rows
-        if (match := _ROW.match(line)) is None:
+        if (match := _ROW.match(line)) is None and len(pairs := _PAIR.findall(line)) > 1 and line[0] == "|":
+            self.rows |= {name: float(said) for name, said in pairs}
+            return None, {}
+        if match is None:
             self.rows, self.room = {}, ""
             return None, {}
         indent, name, said = len(match[1]), match[2], match[3]

@@ -82,9 +82,10 @@ def _numbered(line: str, number: re.Pattern[str]) -> tuple[int | None, dict[str,
 #: What stands in brackets behind a metric is of it: `reward 0.62 (std 0.1)`, `len: 310 [min 12, max 900]`.
 _STATISTIC = rf"(?:std|min|max|mean|median)\s{{0,4}}[:=]?\s{{0,4}}{_NUMBER}"
 _OF_IT = regex(
-    rf"([A-Za-z][\w./@-]{{0,60}})\s{{0,8}}[:=]?\s{{0,8}}{_NUMBER}\s?[(\[]\s?({_STATISTIC}(?:[\s,;/|]{{1,3}}{_STATISTIC}){{0,4}})\s?[)\]]",
+    rf"(?<![\w./@-])([A-Za-z][\w./@-]{{0,60}})\s{{0,8}}[:=]?\s{{0,8}}{_NUMBER}\s?[(\[]\s?({_STATISTIC}(?:[\s,;/|]{{1,3}}{_STATISTIC}){{0,4}})\s?[)\]]",
     re.IGNORECASE,
 )
+_HAS_STATISTIC = regex(r"(?i)[(\[]\s?(?:std|min|max|mean|median)")
 _ITS = regex(rf"(std|min|max|mean|median)\s{{0,4}}[:=]?\s{{0,4}}({_NUMBER})", re.IGNORECASE)
 
 
@@ -95,7 +96,7 @@ def is_watched(name: str) -> bool:
 
 def pairs_in(text: str) -> Iterator[tuple[str, float]]:
     """Names and numbers of a text, in whatever punctuation."""
-    if "(" in text or "[" in text:
+    if ("(" in text or "[" in text) and _HAS_STATISTIC.search(text):
         for of in _OF_IT.finditer(text):
             yield from ((f"{of[1]}_{name.lower()}", float(said.replace(",", ""))) for name, said in _ITS.findall(of[2]))
         text = _OF_IT.sub(lambda of: of[0][: of.start(2) - of.start() - 1].rstrip("([ "), text)

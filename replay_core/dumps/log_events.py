@@ -97,6 +97,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|Stale file handle|: error reading input file: |Exec format error"
         r"|^(?!df: )\S+(?:: line \d+)?: \S.{0,160}: (?:command not found|No such file or directory|Permission denied"
         r"|Text file busy)$"
+        r"|srun: (?:error|fatal): (?:Unable|Invalid)|(?:sbatch|salloc): error: |Non-root FSDP instance"
+        r"|^\s*(?:ERROR|Error|FATAL): .{0,80}(?:did not|failed to|never) (?:become|come up|get|start|launch)\b"
         r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
         r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w|^In '[^']{1,200}': Could not find '",
@@ -220,7 +222,8 @@ HINT = regex(
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
-    r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
+    r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: (?:error|fatal)|sbatch: e"
+    r"|salloc: e|Non-root FSDP"
     r"|[Ll]oss (?:is|became|=)|lr_scheduler|Exceeded|low on "
     r"resource|[Ee]victed|Invalid|Unavailable|Disconnected|Denied|gloo|[Tt]imed? "
     r"?-?out|Timeout|Expired|EADDRINUSE|monitoredBarrier|scheduled right now|marked "
@@ -267,7 +270,7 @@ _INSIDE = regex(r"\bDEBUG\b")
 #: How a program says of an exception that it has caught it: on the line before the traceback, or before its head.
 _CAUGHT = regex(
     r"(?i)^\W{0,6}(?:\[?(?:error|warning|exception|warn)\]?\b(?!:? executing job)|failed\b|caught\b|could not\b"
-    r"|skipping\b)|\b(?:ERROR|WARNING|WARN)\b"
+    r"|skipping\b)|(?<!\.)\b(?:ERROR|WARNING|WARN)\b"
 )
 #: What is said as a program closes, or of how it failed: no sign that it goes on.
 _IS_CLOSING = regex(
@@ -320,8 +323,15 @@ _FULL, _BEGINNING, _ENDING = 6000, 3000, 1500
 _BY_CLOCK = ("waiting", "engine")
 #: What Python says of an exception that ends nothing.
 _HARMLESS = "Exception ignored in"
-#: What wandb's threads raise as the program closes.
-_CLOSES = regex(r"(?:MessageRouterClosed|SockClientClosed)Error\b")
+#: What wandb's threads raise as the program closes, and AReaL's launcher as its trainer has ended by itself.
+_CLOSES = regex(r"(?:MessageRouterClosed|SockClientClosed)Error\b|\bJobException: .*JobState\.COMPLETED\b")
+#: What a launcher or a script's clean-up says before it ends what it has started, and for how many lines it speaks of
+#: that: a shell's word that such a process was killed tells of no kernel that ran out of memory.
+_STOPS = regex(
+    r"(?i)\b(?:stopping|killing|terminating|shutting down|cleaning up|tearing down)\b.{0,60}"
+    r"\b(?:process\w*|servers?|services?|workers?|pids?|engines?|ray|vllm|sglang)\b|\bsend(?:ing)? SIGKILL\b"
+)
+_STOPPED, _SHELL_SAYS = 6, regex(r"^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated)\b")
 
 
 @lru_cache(maxsize=256)
@@ -374,6 +384,8 @@ class Watch:
         self._said_caught: dict[str, int] = {}
         self._logs: set[str] = set()
         self._after: dict[str, tuple[Event, int]] = {}
+        #: The last line on which something says that it stops what it has started.
+        self._stops = -_STOPPED
         #: Exceptions that were only logged: the stream went on with its work.
         self.went_on: list[Event] = []
 
@@ -425,6 +437,10 @@ class Watch:
             # An answer or a tensor in one line: what a program says stands at its beginning, an exception at its end.
             line = replace(line, text=f"{line.text[:_BEGINNING]} ... {line.text[-_ENDING:]}")
         self._watch_for_work(line)
+        if line.text[:1] not in " \t" and _STOPS.search(line.text[:400]):
+            self._stops = line.number
+        if line.number - self._stops <= _STOPPED and _SHELL_SAYS.match(line.text):
+            return None
         if head := _NOTEBOOK.match(line.text):
             self._named[line.stream] = head[1], line.number
             self._frames.pop(line.stream, None)
@@ -436,14 +452,18 @@ class Watch:
         # An engine logs each line of a traceback behind its own clock and file.
         prefix = _LOGGER.match(line.text)
         if prefix is None:
-            return self._kept(line, self._event(line))
+            found = self._kept(line, self._event(line))
+            if found is not None and found.kind in _BY_CLOCK and line.stamp:
+                found = replace(found, text=f"{line.stamp} {found.text}"[:_LONGEST])
+            return found
         found = self._kept(line, self._event(replace(line, text=line.text[prefix.end() :])))
         if found is not None and found.kind in ("killed", "failed") and _INSIDE.search(prefix[0]):
             return None
         if found is None and _MARKED.search(prefix[0]) and not self._is_told(line.stream):
             found = Event("error", line.text[prefix.end() :].strip()[:_LONGEST], line.number, line.rank)
         # How long it waits is told by the clock.
-        return replace(found, text=line.text.strip()[:_LONGEST]) if found and found.kind in _BY_CLOCK else found
+        whole = f"{line.stamp} {line.text.strip()}" if line.stamp else line.text.strip()
+        return replace(found, text=whole[:_LONGEST]) if found and found.kind in _BY_CLOCK else found
 
     def _watch_for_work(self, line: TrainerLine) -> None:
         """Whether a stream goes on with its work behind an exception that it has logged."""

@@ -4,6 +4,7 @@
     [rank1]: {'loss': 0.1}                             torchrun, torch's own tracebacks
     \\x1b[36m(pid=3)\\x1b[0m ...                         colours
     Epoch 1:  10%|#   |\\rEpoch 1:  20%|##  |           tqdm: one line of the file, several of the program
+    2025-11-26T15:19:51.393857013Z step:1 - ...        docker and kubectl logs --timestamps
 
 Lines are numbered as an editor numbers them: by newlines, from 1. What several processes wrote is interleaved;
 each is a *stream*, and what is counted is counted within its stream.
@@ -47,6 +48,16 @@ def _is_labelled(head: bytes) -> bool:
     return len(lines) >= _FEWEST and sum(_LABEL.match(line) is not None for line in lines) > 0.9 * len(lines)
 
 
+#: What a container's runtime puts before every line (`docker logs --timestamps`, `kubectl logs --timestamps`).
+_STAMP = regex(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) ?(?:std(?:out|err) [FP] )?")
+
+
+def _is_stamped(head: bytes) -> bool:
+    """Whether nearly all of a file's first lines begin with a container's clock."""
+    lines = [line for line in head.decode(errors="replace").split("\n")[:200] if line.strip()]
+    return len(lines) >= _FEWEST and sum(_STAMP.match(line) is not None for line in lines) > 0.9 * len(lines)
+
+
 _STRAIGHT = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}
 
 
@@ -57,6 +68,8 @@ class TrainerLine(Struct, frozen=True):
     text: str
     stream: str = ""
     rank: int | None = None
+    stamp: str = ""
+    """The clock that a container's runtime has put before it."""
 
 
 def is_text(head: bytes) -> bool:
@@ -81,19 +94,25 @@ def lines_of(path: Path) -> Iterator[TrainerLine]:
     """
     number = 1
     with regular(path) as file:
-        labelled = _is_labelled(file.read(_HEAD))
+        head = file.read(_HEAD)
+        labelled, stamped = _is_labelled(head), _is_stamped(head)
         file.seek(0)
         for raw in iter(lambda: file.readline(MAX_LINE), b""):
             if len(raw) > _LONG:
                 spend_bytes(len(raw), "lines of a log")  # the hole of a sparse file has no end
-            pieces = raw.translate(None, b"\0").decode(errors="replace").split("\r")
+            text, stamp = raw.translate(None, b"\0").decode(errors="replace"), ""
+            if stamped and (found := _STAMP.match(text)) is not None:
+                text, stamp = text[found.end() :], found[1]
+            pieces = text.split("\r")
             for at, piece in enumerate(pieces):
                 # A bar that is drawn again says what the next one says.
                 if not piece.strip() or (at + 1 < len(pieces) and _DRAWN.match(piece)):
                     continue
                 label = _LABEL.match(piece) if labelled else None
                 line = line_of(number, piece[label.end() :] if label else piece)
-                yield line if label is None else replace(line, stream=f"{label[1]}:{line.stream}")
+                if label is not None:
+                    line = replace(line, stream=f"{label[1]}:{line.stream}")
+                yield replace(line, stamp=stamp) if stamp else line
             number += raw.endswith(b"\n")
 
 

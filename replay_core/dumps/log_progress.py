@@ -126,9 +126,10 @@ class StepsSaid:
             text = text[:_LONGEST]
         if text:
             self._last = line.number, text
-            if (clock := _CLOCK.search(text[:80])) is not None:
+            before = "" if line.stamp else text
+            if (clock := _CLOCK.search(line.stamp or text[:80])) is not None:
                 self._clocked += self._clocked < _CLOCKS
-                self._go_on(line.stream, text[: clock.start()], clock[0])
+                self._go_on(line.stream, before[: clock.start()], clock[0])
         if _HINT.search(text) is None:
             return
         self._is_meant = self._is_meant or _MEANT.search(text) is not None

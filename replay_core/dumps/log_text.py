@@ -30,7 +30,15 @@ from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRES
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_progress import StepsSaid, step_of_bar
 from replay_core.dumps.log_settings import LogSettings
-from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
+from replay_core.dumps.metric_lines import (
+    column_row,
+    is_aside,
+    is_of_an_environment,
+    metric_line,
+    step_columns,
+    table_head,
+    table_row,
+)
 from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
@@ -166,6 +174,7 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
 def _log(path: Path) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
+    unnumbered: set[str] = set()
     #: The bar's step by counted step; None once a line has no such bar, or numbers its own.
     barred: dict[int, int] | None = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
@@ -201,6 +210,8 @@ def _log(path: Path) -> _Log:
             name, told_at = column_row(line.text, columns[line.stream])
             for at, value in told_at:
                 log.add(at, {name: value}, line.rank, line.number)
+        if step is not None and line.stream in unnumbered and is_of_an_environment(line.text, values):
+            values = {}  # an environment's own step, among those of a trainer that numbers none
         if not values and last is None:
             log.settings.take(line.text)
         if values:
@@ -211,6 +222,7 @@ def _log(path: Path) -> _Log:
                 )
             if step is None:
                 log.counted = True
+                unnumbered.add(line.stream)
                 following = counted.get(line.stream, 0)
                 step = max(following - 1, 0) if is_aside(values) else following
                 if barred is not None and not is_aside(values):
@@ -271,6 +283,10 @@ def _log(path: Path) -> _Log:
     if barred and not (said or log.iterations) and (to := _rising(barred)):
         log.number(to)
         last = to.get(last, last) if last is not None else None
+    if not (said or log.metrics or log.iterations) and _are_batches(epochs):
+        # Every batch is printed with its epoch's number: they are counted.
+        epochs = [(line, at, values) for at, (line, _, values) in enumerate(epochs)]
+        log.counted = True
     for line, step, values in said or (() if log.metrics or log.iterations else epochs):
         log.add(step, values, line.rank, line.number, over=False)
     if not (log.metrics or log.iterations):
@@ -305,6 +321,21 @@ def _log(path: Path) -> _Log:
 
 #: Lines of a log's end in which a program, most often the script around it, says why it stops.
 _LAST_LINES = 4
+#: Lines of one epoch, in the mean, that are its batches and no summary told twice.
+_BATCHES = 3
+
+
+def _are_batches(epochs: Sequence[tuple[TrainerLine, int | None, dict[str, float]]]) -> bool:
+    """Whether lines that number epochs are of their batches: many of one epoch, with the same names."""
+    numbers = {step for _, step, _ in epochs}
+    alike = Counter(frozenset(values) for _, _, values in epochs).most_common(1)
+    return (
+        bool(alike)
+        and alike[0][1] >= _BATCHES * max(len(numbers), 1)
+        and len({one.stream for one, _, _ in epochs}) == 1
+    )
+
+
 #: Lines behind a bar of steps at its beginning that are more than a wait.
 _FOLLOWED = 300
 _REFUSED = regex(r"^\W{0,6}(?:ERROR|Error|FATAL|Fatal|fatal|error): \S|^\W{0,4}\[(?:ERROR|FATAL)\] \S")

@@ -163,6 +163,11 @@ def column_row(line: str, steps: list[int]) -> tuple[str, list[tuple[int, float]
     return name, [(step, values[name]) for step, values in told if name in values]
 
 
+def is_of_an_environment(line: str, values: dict[str, float]) -> bool:
+    """Whether a mapping that numbers its step itself has none of what a step of training has: an environment's turn."""
+    return "step':" in line.replace('"', "'") and not any(_OF_A_STEP.search(key) for key in values)
+
+
 def is_aside(values: dict[str, float]) -> bool:
     """Whether these metrics belong to the step before: an evaluation's, or a summary of the run."""
     return any(_ASIDE.search(key) for key in values) and not any(_OF_A_STEP.search(key) for key in values)

@@ -292,7 +292,16 @@ def _numbered(places: list[int | None], file: Path, notes: list[str] | None) -> 
     by_step: dict[int | None, list[int]] = defaultdict(list)
     unnamed = all(place is None for place in places)
     in_name = _STEP_IN_NAME.search(file.name)
-    for position, place in enumerate(places):
+    runs = _runs(places)
+    if len(runs) > 1:
+        first, last = next((run for run in reversed(runs) if run[1] - run[0] >= _A_RUN), runs[-1])
+        if notes is not None:
+            notes.append(f"{file.name} holds {len(runs)} runs one after another: the last is read, rows {first + 1} on")
+    else:
+        first, last = 0, len(places)
+    for position, place in enumerate(places[:last]):
+        if position < first:
+            continue
         if unnamed and len(places) == 1 and in_name:
             place = int(in_name.group(1))
         elif unnamed and len(places) > 1:
@@ -301,6 +310,27 @@ def _numbered(places: list[int | None], file: Path, notes: list[str] | None) -> 
                 notes.append(NUMBERED)
         by_step[place].append(position)
     return by_step
+
+
+#: Steps that a run has come before another one of the same file begins, and rows that make one.
+_COME, _A_RUN = 2, 3
+
+
+def _runs(places: list[int | None]) -> list[tuple[int, int]]:
+    """Where the runs of a file lie, whose steps begin anew: rows that go back to the first step of all, and on from
+    there. One alone of most files.
+    """
+    known = [place for place in places if place is not None]
+    if len(known) < len(places) or not known:
+        return [(0, len(places))]
+    least = min(known)
+    starts = [
+        at for at in range(1, len(known))
+        if known[at] == least and known[at - 1] > least + _COME and (known[at + 1 : at + 2] or [least])[0] <= least + 1
+    ]  # fmt: skip
+    if known[0] != least:
+        return [(0, len(places))]
+    return list(zip([0, *starts], [*starts, len(places)], strict=True))
 
 
 def _first(places: tuple[int | None, ...]) -> int | None:

@@ -41,6 +41,8 @@ _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b|Received 2 ")
 #: torchrun's agent, and others, of the terminal's end; its table of ranks that failed.
 _HUNG_UP = regex(r"SIGHUP|Received 1 death|signal: 1\b|Signal 1 ")
 _OF_RANK = regex(r"^\s*rank\s+: (\d+) \(local_rank")
+#: What a script ends with by itself (an exception, sys.exit) is no crash of native code.
+_BY_ITSELF = regex(r"\(exitcode: [12]\)")
 _ITS_CODE = regex(r"^\s*exitcode\s+: (-?\d+)")
 _CORRUPT = regex(
     r"free or corruption|free\(\)|munmap_chunk|corrupted |malloc\(\)|Floating point|Illegal instr|signal 11\b|SIGSEGV"
@@ -545,6 +547,12 @@ _RAISED = regex(r"^(?:[\w.]*\.)?(?:Index|Type|Attribute|Value|ZeroDivision|Recur
 #: What a trainer says of rewards that it cannot put into a tensor.
 _RETURNED = regex(r"must be real number, not|expanded size of the tensor|too many dimensions|not iterable|no len\(\)")
 _GATHERS = regex(r", in _?(?:calculate|compute|gather|get|score)\w*reward\w*$")
+#: A list where a text is meant, and the other way round.
+_LISTS = regex(
+    r"can only concatenate (?:list \(not \"?str|str \(not \"?list)|expected str.{0,20}(?:list|dict)"
+    r"|(?:list|dict)' object has no attribute '(?:strip|split|lower|replace|startswith|find|encode)'"
+    r"|expected string or bytes-like object, got '(?:list|dict)"
+)
 #: Words of failures that have a cause of their own wherever they are raised.
 _ELSEWHERE = regex(
     r"(?i)timed? ?-?out|connect|memory|CUDA|network|http|signal|pickle|No module|import|rate limit|size of tensor"
@@ -584,6 +592,14 @@ def _judge(one: Told) -> tuple[str, str] | None:
             "the reward function does not return one number for each response: None, a list of another length, or "
             "lists in it",
             "call it by hand on one batch, and print what it returns; a branch without a return gives None",
+        )
+    if _LISTS.search(first):
+        return (
+            "the reward function is handed lists where it expects texts: a prompt or a response comes as messages "
+            "(role "
+            "and content) or tokens",
+            "print the types of what the frame puts together; take the content of the last message, or apply the chat "
+            "template first",
         )
     if not _RAISED.search(first) or "trainer" in own[-1]:
         return None
@@ -663,7 +679,7 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "ended from outside: the scheduler's limit or a preemption, or a launcher after another rank failed",
                 "the first error of any other rank; else the scheduler's own record of the job",
             )
-        if _OF_RANK.search(one.text) or _ITS_CODE.search(one.text):
+        if _OF_RANK.search(one.text) or _ITS_CODE.search(one.text) or _BY_ITSELF.search(one.text):
             return "the launcher saw a process fail and ended the others", "the log of the process that failed first"
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
     if (known := failure_of("\n".join(one.text.splitlines()[-12:]))) is not None:
@@ -818,6 +834,9 @@ def _stands_at_0(log: RunLog) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+_STANDS_AT = regex(r"> \S+\.py\(\d+\)")
+
+
 def _in_debugger(log: RunLog) -> Iterator[Finding]:
     """A debugger that waits for somebody, as the last thing the log tells of."""
     last = _last_work(log)
@@ -829,7 +848,10 @@ def _in_debugger(log: RunLog) -> Iterator[Finding]:
     after = [one for one in log.events(*DEATHS) if (one.point.line or 0) > (held[-1].point.line or 0)]
     if after:
         return
-    first = next(one for one in held if one.text == held[-1].text)
+    # pdb tells at which line of which file it stands; its prompt alone tells nothing.
+    first = next((one for one in held if _STANDS_AT.search(one.text)), None) or next(
+        one for one in held if one.text == held[-1].text
+    )
     yield warning(
         f"the run waits in a debugger since line {first.point.line}, and nothing follows: "
         f"{first.text.splitlines()[0][:140]!r}",

@@ -25,6 +25,8 @@ from replay_core.regexes import regex
 
 #: L02: how many medians a single norm may be before a batch's own tokens are no reason.
 TORN_OUT = 1000.0
+#: Steps of such a size that are no single ones.
+TOSSED = 3
 #: L02: how far the level of the last quarter must lie over the first half's.
 EXPLODED = 5.0
 
@@ -342,7 +344,8 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
     and more: a warning, and gradients of another scale.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
-    as info: clipping took care of them. A leap after which every norm (3 and more) is over 5 times all before is a
+    as info: clipping took care of them. Three steps and more over a thousand medians are a warning. A leap after
+    which every norm (3 and more) is over 5 times all before is a
     warning. Over a thousand medians, and a thousand times
     the steps beside it, it is a warning: nothing of a batch explains that.
     """
@@ -401,6 +404,27 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
         at = finite.index(worst)
         # A norm that falls over the run is far above its median at first, and near the norms beside it.
         beside = max((p.value for p in (*finite[max(at - 3, 0) : at], *finite[at + 1 : at + 4])), default=middle)
+        # Out of the calm: a norm that falls from its first steps on, or a stretch of large ones, is another thing.
+        torn = [
+            p for before, p in pairwise(finite)
+            if p.value > TORN_OUT * middle and before.value < TORN_OUT * middle / 10
+        ]  # fmt: skip
+        if len(torn) >= TOSSED:
+            return warning(
+                f"the gradient norm is tossed about: {len(torn)} steps have over {TORN_OUT:g} times the {middle:.3g} "
+                f"of "
+                f"most, up to {worst.value:.3g} at step {worst.step}",
+                torn[0].where(series.name),
+                series.shown_at(worst, f"median {middle:.3g}", "grad_norm"),
+                shown("such steps", len(torn), f"< {TOSSED}", series.source),
+                cause="the loss has cliffs: a coefficient or a margin that is scaled by what the batch holds (an "
+                "adaptive "
+                "beta at its floor, a division by a spread next to 0), a ratio or exponential without a bound, or data "
+                "with outliers; even where such gradients are clipped, their direction is that of one sample",
+                next_step="look at what the loss divides by or multiplies with in those steps; bound it; clip the "
+                "gradient at 1; rldbg record --gradients . -- YOUR COMMAND",
+                steps=steps_of(torn),
+            )
         return finding(
             "warning" if worst.value > TORN_OUT * middle and worst.value > TORN_OUT * beside else "info",
             "single steps have a far larger gradient norm than the rest: "

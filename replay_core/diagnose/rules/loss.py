@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import RESPONSE_LIMITS, aggregation, divides_by_update, of_loss, stated_number
 from replay_core.diagnose.batch import StepBatch, largest_advantage, worked_out_once
 from replay_core.diagnose.case import Case
@@ -991,7 +992,8 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
     The causes: no reward differs (D01, D03), no token counts (D07), the ratio is 1 (D02, no error), the gradient is
     lost (D23), the displayed loss is one micro-batch's. Looked at only where neither a gradient norm, the spread of
     rewards nor micro-batches are logged for the step. A quarter of the steps and more is a warning, else info: where
-    rewards are rare, a step may have none; info, too, where nine of ten of these steps have a reward of 1, the best of
+    rewards are rare, a step may have none; info, too, where other steps have a loss and the reward rises, or where
+    nine of ten of these steps have a reward of 1, the best of
     all: every answer is right. A run that came back within half a second with a loss of 0 took no step: a warning.
     """
     if (none := _no_step(log)) is not None:
@@ -1010,8 +1012,10 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
         )
         told = [point for point in given(log.get("loss") or log.get("pg_loss")).points if math.isfinite(point.value)]
         solved = _all_right(log, untold)
+        # Groups that are all right, or all wrong, give a loss of 0 in steps of few groups, while the others teach.
+        teaches = not both and len(untold) < len(told) and (paid := log.get("reward")) and trends.rises(paid.finite)
         yield finding(
-            "warning" if 4 * len(untold) >= len(told) and not solved else "info",
+            "warning" if 4 * len(untold) >= len(told) and not solved and not teaches else "info",
             f"{'loss and gradient are' if both else 'the loss is'} 0, "
             + ("in steps whose answers are all right" if solved else "and the log does not say why"),
             untold[0].point.where("loss"),

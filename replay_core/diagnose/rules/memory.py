@@ -62,7 +62,8 @@ _THIS_ONE = regex(r"this process has [\d.]+ [KMGT]iB memory in use")
 _OWN = regex(rf"this process has {_SIZE} memory in use")
 #: GiB that neither is free nor this process's before it is said; the share of the capacity that a process's tensors
 #: fill where what it trains is too large for it; the share of what torch holds that lies idle before it is what fails.
-HIDDEN, FULL, IDLE = 2.0, 0.85, 0.05
+#: The share of the GPU that others hold before they are why; GiB of one piece that are much by themselves.
+HIDDEN, FULL, IDLE, OTHERS, LARGE = 2.0, 0.85, 0.05, 0.3, 1.0
 #: A layer that is computed again in the backward.
 _RECOMPUTED = regex(r"utils/checkpoint\.py|activation_checkpointing|checkpoint_wrapper")
 _IN_BACKWARD = regex(r"_engine_run_backward|autograd/function\.py|run_backward")
@@ -77,11 +78,20 @@ _ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
 #: What torch says of pools in every process that has one.
 _POOLS = "(e.g., CUDA Graphs)"
 #: What an engine does as it starts.
-_WARMS_UP = regex(r"(?i)warming up|capture cuda graph|cuda graph|dummy requests|profile_run")
+_WARMS_UP = regex(
+    r"(?i)warming up|capture cuda graph|cuda graph|dummy requests|profile_run|cuda_graph_runner|_dummy_run"
+)
+_STARTS = (
+    "the start of the inference engine",
+    "lower max_num_seqs (--max-running-requests), gpu_memory_utilization (--mem-fraction-static) or the graphs' sizes",
+)
 #: vLLM's allocator of an engine that sleeps and wakes.
 _WAKES = regex(r"cumem_allocator|cumem\.py|\bwake_up\b|create_and_map|python_create_and_map")
+_ASKS = regex(r'(?m)^File "([^"]+)", line (\d+), in (\w+)$')
+#: Innermost frames: a head's product lies five below the model's forward.
+_NEAR = 7
 #: How Ray tells of an allocator's error in another process: without its line.
-_CALLED = regex(r"ray::(?:\w+\.)?(\w+\(\))")
+_CALLED = regex(r"ray::((?:\w+\.)?\w+\(\))")
 _WRAPPED = regex(r"RayTaskError\(OutOfMemoryError\)")
 #: Phases by the functions of trainers' frames and of Ray's methods, the innermost first; and what makes each smaller.
 _PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
@@ -100,13 +110,19 @@ _PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"(?i)generat\w*|\brollout\(\)|chat_completion"), "the generation of rollouts",
      "a smaller batch of prompts at once (rollout.micro_batch_size, per_device batch), shorter responses, and for an "
      "engine beside the trainer a lower gpu_memory_utilization or more tensor parallelism"),
-    (regex(r"(?i)update_(?:actor|policy)|ppo_train|training_step|train_actor|optimizer_step|backward|forward_backward"
-           r"|\b(?:train|fit)(?:_step)?\(\)|compute_loss|policy_loss"), "the actor's update",
+    (regex(r"(?i)update_(?:actor|policy)|ppo_train|train_actor|policy_loss|\b(?:Actor|Policy)\w*\.(?:fit"
+    r"|train)\w*\("), "the actor's update",
+     "lower the update's micro-batch (ppo_micro_batch_size_per_gpu, per_device_train_batch_size) or its limit of "
+     "tokens (ppo_max_token_len_per_gpu, --max-tokens-per-gpu); gradient checkpointing; offload the optimizer"),
+    (regex(r"(?i)training_step|optimizer_step|backward|forward_backward|\b(?:train|fit)(?:_step)?\(\)|compute_loss"),
+     "a step of training",
      "lower the update's micro-batch (ppo_micro_batch_size_per_gpu, per_device_train_batch_size) or its limit of "
      "tokens (ppo_max_token_len_per_gpu, --max-tokens-per-gpu); gradient checkpointing; offload the optimizer"),
     (regex(r"(?i)init_(?:model|worker|process)|__init__|from_pretrained|build_model"), "loading the model",
      "more GPUs or a sharded, offloaded load; see what else is on the GPU"),
 )  # fmt: skip
+#: A backward is one of any training: who called it says which. Loading is told last, by a class's first method.
+_PARTICULAR = tuple(one for one in _PHASES if one[1] not in ("a step of training", "loading the model"))
 #: Vocabulary sizes of families that are trained by RL; only to put a size into words.
 _VOCABULARIES = {"Llama 3": 128256, "Qwen 2.5 and 3": 151936, "Qwen 3.5": 248320}
 #: D36: growth of the memory level over the run that no allocator warm-up explains.
@@ -187,12 +203,16 @@ def out_of_memory(log: RunLog) -> Finding | None:
 
 def _phase(one: Told, told: Sequence[Told]) -> tuple[str, str] | None:
     """Phase and what makes it smaller, by the innermost of its frames that tells, or the method that Ray names."""
+    if _WARMS_UP.search(one.text.replace(_POOLS, "")):
+        return _STARTS
     called = [found[1] for each in told for found in _CALLED.finditer(each.text)]
     frames = [text.rpartition(", in ")[2] + "()" for text in one.text.splitlines()[1:] if text.startswith("File ")]
     # The frames before an envelope are the caller's.
-    for text in [*([] if _WRAPPED.search(one.text) else reversed(frames)), *reversed(called)]:
-        if (found := next(((phase, step) for names, phase, step in _PHASES if names.search(text)), None)) is not None:
-            return found
+    texts = [*([] if _WRAPPED.search(one.text) else reversed(frames)), *reversed(called)]
+    for known in (_PARTICULAR, _PHASES):
+        for text in texts:
+            if (found := next(((phase, step) for names, phase, step in known if names.search(text)), None)) is not None:
+                return found
     return None
 
 
@@ -217,16 +237,18 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
             "QLoRA) or a smaller model; gradient checkpointing and fewer tokens per micro-batch help where activations "
             "are what fills it"
         )
-    if others and total and others > 0.6 * total:
+    # Without the others it would have fitted: they are why, whatever asked for the last of it.
+    if others and total and others > OTHERS * total and (tried is None or others >= tried):
         numbers["other processes on the GPU"] = others
+        asks = f"; besides, {cause}" if tried is not None and tried >= LARGE and cause != _UNSHOWN else ""
         cause = (
-            "another process holds most of the GPU: an inference engine or trainer beside this one that has not given "
-            f"its memory back, or an orphan of the last run; {cause}"
+            f"other processes hold {others:.4g} of the GPU's {total:.4g} GiB: an inference engine or trainer beside "
+            "this one that has not given its memory back, somebody else's job, a second copy of this one, or an "
+            f"orphan of the last run{asks}"
         )
-        next_step = f"nvidia-smi names the process: end an orphan, or lower gpu_memory_utilization; {next_step}"
-    elif others and total and others > 0.3 * total:
-        numbers["other processes on the GPU"] = others
-        cause += "; other processes hold much of the GPU (an inference engine beside the trainer)"
+        next_step = "nvidia-smi names the processes: end an orphan, use a GPU of one's own, or lower " + (
+            f"gpu_memory_utilization; {next_step}" if asks else "gpu_memory_utilization"
+        )
     evidence = [
         shown(f"{name} (GiB)", round(value, 3), None, line) for name, value in numbers.items() if value is not None
     ]
@@ -272,7 +294,9 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
             "fragmentation: more than was asked for lies reserved, in pieces that are too small",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )
-    if _LOGITS.search(frames):
+    # What asked for it is among the innermost frames; those far out name what was going on.
+    near = "\n".join(re.split(r"\n(?=File )", frames)[-_NEAR:])
+    if _LOGITS.search(near):
         words = ""
         if tried is not None and tried >= 0.5:
             tokens = [f"{tried * 2**30 / 4 / size:,.0f} tokens ({name})" for name, size in _VOCABULARIES.items()]
@@ -304,13 +328,20 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
         (_ATTENTION, "attention, whose scores grow with the square of the length where no flash kernel runs",
          "rldbg replay DUMP --matrix shows which attention runs and what it needs"),
     ):  # fmt: skip
-        if pattern.search(frames):
+        if pattern.search(near if pattern is not _ENGINE else frames):
             return cause, step
     if _WRAPPED.search(text):
         return (
             "the process that Ray names asked for more GPU memory than was free; how much, the allocator's own line in "
             "its log tells",
             "the worker's log (/tmp/ray/session_latest/logs) holds that line",
+        )
+    if (asked := _ASKS.findall(near)) and asked[-1][2] in ("forward", "apply", "__call__", "_call_impl"):
+        file, at, function = asked[-1]
+        return (
+            f"the model's forward ({function}, {file.rpartition('/')[2]}:{at}): what it needs grows with the longest "
+            "rows of the micro-batch",
+            "fewer tokens per micro-batch, or shorter samples (leave the longest ones out); gradient checkpointing",
         )
     return (
         _UNSHOWN,

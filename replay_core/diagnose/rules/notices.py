@@ -418,6 +418,24 @@ def _norms(log: RunLog) -> list[float]:
     return [] if series is None else series.finite
 
 
+_OVERFLOWS = regex(r"OVERFLOW! (?:Rank|Skipping)")
+#: The share of a run's steps that a loss scale may skip as it tries a larger one, and what part of the run is its end.
+_TRIES, _END = 0.05, 0.5
+
+
+def _settles(lines: list[Told], log: RunLog) -> bool:
+    """Whether overflows of fp16 get rare: hardly any behind the first half of the log's lines of metrics, as a scale
+    has that is doubled now and then.
+    """
+    series = log.get("loss") or log.get("reward")
+    if series is None or len(series.points) < trends.MIN_STEPS or series.last.line is None:
+        return False
+    first = series.points[0].line or 0
+    middle = first + _END * (series.last.line - first)
+    behind = sum((one.point.line or 0) > middle for one in lines)
+    return behind <= _TRIES * len(series.points) / 2 and len(lines) <= 2 * _TRIES * len(series.points)
+
+
 @rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice"
     "|event:engine|event:not_finite|event:error",), explains=("D37",),
       source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
@@ -458,6 +476,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             or len(lines) < known.fewest
             or spared
             or _TIED.search(text) is not None
+            or (_OVERFLOWS.search(text) is not None and _settles(lines, log))
             or (_FLUSHED.search(text) is not None and not _slows(log))
             or (_BY_DESIGN.search(text) and not (lost or fails))
         )

@@ -158,7 +158,9 @@ def first_kl(log: RunLog) -> Finding | None:
     Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 0.5 a warning, over
     1e-4 info: later mini-batches and epochs of a first step have been updated already, and bf16 kernels differ. With an
     on-policy step (clip fraction and policy KL both 0) over 1e-4 is a warning. Over 1 in every one of 8 steps and more,
-    and no explosion, is a warning wherever the log begins. Silent where a tenth of the tokens of
+    and no explosion, is a warning wherever the log begins. Info, too, where one of up to 1 comes down from there by
+    more
+    than chance explains: a teacher. Silent where a tenth of the tokens of
     one of the first three steps are clipped: their own updates move it. Only where the log numbers its steps from 0 or
     1.
     """
@@ -194,6 +196,20 @@ def first_kl(log: RunLog) -> Finding | None:
     if clips is not None and any(value > 0.1 for value in clips.finite[:3]):
         raise Skip("the first steps' own updates move the policy: a tenth of their tokens and more are clipped")
     mild = value <= OTHER_PROMPT and not on_policy
+    # Towards a reference that it began with no policy has a way to go: what comes nearer all along has a teacher.
+    nears = trends.drift([-abs(each) for each in series.finite]) > trends.DRIFT_Z and not mild
+    if nears and value <= OTHER_MODEL:
+        return info(
+            f"KL to the reference is {point.value:.3g} at the first step and falls from there to "
+            f"{trends.level(series.finite, 3):.3g}: the policy nears it, as one that is distilled from a teacher does",
+            point.where(series.name),
+            series.shown_at(point, "0 before the first update, of a reference that is the start"),
+            cause="the reference is a teacher; if it is meant to be the model that training began with, it is "
+            "another one "
+            "(checkpoint, template, dtype)",
+            next_step=_AGAINST_REFERENCE,
+            steps=series.steps()[:1],
+        )
     return finding(
         "error" if value > OTHER_MODEL else "info" if mild else "warning",
         f"KL to the reference is {point.value:.3g} at the first step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
@@ -500,6 +501,42 @@ def _shrinks(log: RunLog, now: float) -> bool:
 HARDLY = 2.0
 
 
+#: How many times the length of all that follows the first line's is, tokens that are hardly an answer, and the share of
+#: groups without a spread in most lines.
+_AT_ONCE, _A_WORD, _DEAD = 5.0, 8.0, 0.5
+
+
+def _nearly_most(values: list[float]) -> float:
+    """What nine of ten of them do not exceed."""
+    return sorted(values)[int(0.9 * (len(values) - 1))]
+
+
+def _gone_at_once(log: RunLog, series: Series) -> Finding | None:
+    """Answers that were lost before the second line: a mean over ten steps stands in each."""
+    first, *rest = series.points
+    values = [point.value for point in rest if math.isfinite(point.value)]
+    dead = log.get("frac_zero_std")
+    if not values or dead is None or first.value < _AT_ONCE * _nearly_most(values) or median(values) > _A_WORD:
+        return None
+    shares = dead.finite[1:]
+    if not shares or median(shares) < _DEAD:
+        return None
+    now = trends.level(values)
+    return warning(
+        f"response length collapses to {now:.2g} tokens: {series.name} is {first.value:.3g} in the first line and "
+        f"{max(values):.3g} at most after it, and most groups have no spread of rewards left",
+        rest[0].where(series.name),
+        series.shown(series.last.value, f"was {first.value:.3g}"),
+        dead.shown(trends.level(shares), f"< {_DEAD:g}"),
+        cause="the policy has come upon an answer of a few tokens that is paid, or not punished, as well as a whole "
+        "one (a "
+        "reward for the form or a keyword, none for the reasoning): all answers of a group are then alike, and nothing "
+        "is learnt any more; entropy falls as a consequence",
+        next_step="read ten responses; pay nothing without what the task asks for; a smaller learning rate, a KL term",
+        steps=[point.step for point in rest if point.step is not None],
+    )
+
+
 @rule("L09", "responses get far longer or shorter", link="trend", scope="signals", needs=("response_length",),
       explains=("D01", "D20", "D25", "D37", "L05", "L08", "L10"),
       source="rldbg; DAPO section 3.4 (overlong responses); R1-Zero (a growth that is wanted)")  # fmt: skip
@@ -511,11 +548,16 @@ def lengths(log: RunLog) -> Finding | None:
     look reasoning that is learnt, and answers that get to the point; or where it falls as other prompts make it fall
     (L08). An error where all are cut in the end, or hardly a token is left (a mean below 2), or a tenth of the length
     while the reward falls. Of 24 steps and more 1.7 times is a warning, where the reward does not rise, and ever more
-    are cut. Silent where L08 says that the policy falls apart.
+    are cut. Silent where L08 says that the policy falls apart. A warning, too, where the first line's length is five
+    times that of nine in ten after it, which are 8 tokens and less in the median, while in half of the lines and more
+    most
+    groups have no spread.
     """
     series = given(log.get("response_length"))
     values = series.finite
     skip_if(len(values) < 12, "needs the response length of 12 steps")
+    if (gone := _gone_at_once(log, series)) is not None:
+        return gone
     begun, now, z = trends.level(values[:3]), trends.level(values, 3), trends.drift(values)
     cut = next((level for _, level in log.level("truncated")), 0.0)
     first_cut = next((trends.level(one.finite[:3]) for one in log.all("truncated")[:1] if one.finite), 0.0)

@@ -108,3 +108,40 @@ def test_a_line_that_is_said_thousands_of_times_does_not_use_up_what_a_log_may_c
     )
     (tmp_path / "train.log").write_text(said * 9000 + "{'loss': 0.69, 'grad_norm': 0.4}\n")
     assert open_run(tmp_path / "train.log").steps()
+
+
+def _stamped(lines: list[str]) -> str:
+    """The lines as `docker logs --timestamps` writes them."""
+    return "".join(f"2026-02-03T10:{n // 60:02}:{n % 60:02}.{n:09}Z {line}\n" for n, line in enumerate(lines))
+
+
+def test_a_containers_clock_before_every_line_is_none_of_the_line(tmp_path: Path) -> None:
+    lines = ["CUDA Version 12.9"] * 8 + ["{'loss': 0.5, 'step': 1}", "  10%|# | 1/9\r  20%|# | 2/9"]
+    path = tmp_path / "a.log"
+    path.write_text(_stamped(lines))
+    found = list(lines_of(path))
+    assert [line.text for line in found][-3:] == ["{'loss': 0.5, 'step': 1}", "  10%|# | 1/9", "  20%|# | 2/9"]
+    assert found[8].stamp == "2026-02-03T10:00:08.000000008Z"
+    assert found[8].number == 9
+
+
+def test_tables_side_by_side_behind_a_containers_clock_are_read(tmp_path: Path) -> None:
+    lines = ["starting"] * 8
+    for step in (1, 2):
+        lines += [
+            f"20260203-10:00:0{step}.392 StatsLogger INFO: Epoch 1/1 Step {step}/9 Train step {step}/9 done.",
+            "╒══════════════════════╤═════════════╤═════════════════════╤═══",
+            f"│ grpo/actor_loss/avg  │ {step}.0000e+00 │ grpo/entropy/avg    │ 2.5e-01 │ grpo/cut",
+            "├──────────────────────┼─────────────┼─────────────────────┼───",
+            "│ rollout/reward       │ 0.0000e+00  │ grpo/grad_norm      │ 5.0e-01 │",
+            "╘══════════════════════╧═════════════╧═════════════════════╧═══",
+        ]
+    run = log(tmp_path, _stamped(lines))
+    assert [(step, value) for step, _, value, _ in named(run, "grpo/actor_loss/avg")] == [(1, 1.0), (2, 2.0)]
+    assert [value for _, _, value, _ in named(run, "grpo/grad_norm")] == [0.5, 0.5]
+
+
+def test_an_environments_steps_are_none_of_a_trainer_that_numbers_none(tmp_path: Path) -> None:
+    turn = "{'step': 0, 'agent': 'maker', 'direction': 0.03, 'reward': 1.5}"
+    run = log(tmp_path, "".join(f"{{'loss': 0.{n}, 'reward': 0.5, 'epoch': 0.1}}\n{turn}\n" for n in range(1, 7)))
+    assert [(step, value) for step, _, value, _ in named(run, "loss")] == [(n - 1, n / 10) for n in range(1, 7)]
