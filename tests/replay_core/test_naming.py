@@ -25,6 +25,9 @@ from replay_core.naming import ALIASES, MEANINGS, NOTES, Phase
         ("model.layers.0._checkpoint_wrapped_module.mlp.output", "layers.0.mlp.output"),
         ("model.inputs.input_ids", "model.inputs.input_ids"),
         ("module.model.output.last_hidden_state", "model.output.last_hidden_state"),
+        ("grad.module.output.weight", "grad.output.weight"),
+        ("module.output.output", "output.output"),
+        ("module.output.inputs.0", "output.inputs.0"),
     ],
 )
 def test_a_framework_name_means(name: str, canonical: str):

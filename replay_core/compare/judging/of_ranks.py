@@ -58,7 +58,6 @@ JudgeCopy = Callable[[TensorPair, MicroBatchPair], "TensorVerdict"]
 #: Tensors of a micro-batch that an explanation may lean on: those just before.
 _KEPT = 6
 _WORST = (Verdict.SAME, Verdict.PADDING, Verdict.CLOSE, Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
-_HEADS = ("lm_head.weight", "output_layer.weight")
 _NUMBER = regex(r"\d{1,9}")
 #: CPU seconds of a comparison in which attention was made again in vain, before it is asked no more.
 _MOST_IN_VAIN = 10.0
@@ -74,13 +73,12 @@ _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 #: What a model returned, as one of several that are numbered.
 _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
-_LOGITS = ("logits", "lm_head.output", "output_layer.output")
+_LOGITS = ("logits", "lm_head.output", "output_layer.output", "embed_out.output")
 _OF_EXPERT = regex(r"\.experts?\.")
 _EXPERTS_OUTPUT = regex(r"\.experts?\.\d{1,9}\.output$")
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
 
 class OfRanks:
@@ -348,7 +346,7 @@ class OfRanks:
             fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
             if fault is None or fault.kind == "apart":
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
-        is_lookup = row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, self._tokens[row.key.step])
+        is_lookup = row.name.endswith(naming.EMBEDDINGS) or token_rows.is_lookup(whole, self._tokens[row.key.step])
         is_open = row.name.startswith("grad.") and (fault is None or fault.kind == "apart")
         if is_open and len(held.ranks) > 1 and not is_lookup:
             what = f"{row.name.removeprefix('grad.')}'s gradient"
@@ -782,9 +780,9 @@ class OfRanks:
     ) -> Fault | None:
         """What a gradient of an embedding or of a head says of the tokens that are in it."""
         what = f"{row.name.removeprefix('grad.')}'s gradient"
-        if row.name.endswith(_EMBEDDINGS):
+        if row.name.endswith(naming.EMBEDDINGS):
             side = micro_pair.a if together.which == "a" else micro_pair.b
-            for _, ref in side.ending(*_HEADS):
+            for _, ref in side.ending(*naming.HEADS, "grad.output.weight"):
                 other = together.held.get(id(ref))
                 if (
                     other is not None and ref.name.startswith("grad.")
@@ -798,7 +796,7 @@ class OfRanks:
         ):
             return None  # each has its own: none of them is what all made of it
         given = self._tokens[row.key.step]
-        if row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, given):
+        if row.name.endswith(naming.EMBEDDINGS) or token_rows.is_lookup(whole, given):
             return token_rows.of_rows(what, whole, held, given)
         if row.name.endswith(".weight"):
             around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]
@@ -813,7 +811,7 @@ class OfRanks:
                 for slice_, mine, into in algebra.of_groups(whole, held, inputs):
                     if (fault := contributions.without_inputs(what, slice_, mine, into)) is not None:
                         return fault
-        if row.name.endswith(_HEADS):
+        if naming.is_head(row.name):
             side = micro_pair.a if together.which == "a" else micro_pair.b
             laid = next((ref for _, ref in side.named(row.name)), None)
             heads = self._heads[row.key.step, row.key.role]
@@ -822,7 +820,7 @@ class OfRanks:
             if fault is not None:
                 return fault
         left = self._left.get(row.key.step)
-        if row.name.endswith(_HEADS) and left is not None and left[1].axis in (0, 1):
+        if naming.is_head(row.name) and left is not None and left[1].axis in (0, 1):
             return contributions.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
         return None
 

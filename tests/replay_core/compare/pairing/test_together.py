@@ -156,6 +156,17 @@ def test_a_value_of_one_rank_of_either_is_found(
     assert there(found.first).name == place[1]
 
 
+@pytest.mark.parametrize(("zigzag", "wrong"), [(False, False), (True, False), (True, True)])
+def test_sequence_parallelism_faces_context_parallelism(zigzag: bool, wrong: bool, tmp_path: Path) -> None:
+    """Both have half of the tokens on every rank: one of them knows all token ids."""
+    halves = [{"batch_inputs": {"input_ids": IDS}, "modules": {"layers.0.output": HIDDEN[:, at].contiguous()}}
+              for at in IN_ORDER[2]]  # fmt: skip
+    slices = shared(samples=1, tokens=2, parts=1, zigzag=zigzag)
+    found = both(tmp_path, halves, off(slices, 1, "modules", "layers.0.output") if wrong else slices)
+    rows = {row.name: row.verdict.value for row in found.tensors}
+    assert rows["layers.0.output"] == ("DIFF" if wrong else "SAME")
+
+
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_a_gradient_that_one_of_the_two_has_not_summed_is_named(which: str, tmp_path: Path) -> None:
     steps = {"a": shared(**RUNS["dp"]), "b": shared(**RUNS["dp 4"])}
