@@ -127,6 +127,8 @@ def _ranks_of(
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
             continue
+        if (turn := next((of for axis, of in whole_of.cuts if axis == 1), None)) is not None:
+            found.lay_gathered(turn)
         for pair in found.made:
             if pair.together is not None:
                 pair.together.whole_of = whole_of
@@ -490,9 +492,7 @@ class _Sizes:
         if self._whole is None or (axis == 0 and long == self._whole[0]):
             return False
         ids = self._own[1], self._theirs[1]
-        return any(
-            long == ids[1 - at] < ids[at] == self._whole[1] == long * self._members[at] for at in (0, 1)
-        )
+        return any(long == ids[1 - at] < ids[at] == self._whole[1] == long * self._members[at] for at in (0, 1))
 
 
 def _ids_shape(sides: dict[int, Side]) -> tuple[int, ...]:

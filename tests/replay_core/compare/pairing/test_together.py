@@ -167,6 +167,29 @@ def test_sequence_parallelism_faces_context_parallelism(zigzag: bool, wrong: boo
     assert rows["layers.0.output"] == ("DIFF" if wrong else "SAME")
 
 
+def with_rows(steps: list[dict[str, Any]], *, by_token: bool) -> list[dict[str, Any]]:
+    """The same ranks, which give a router their tokens in one row."""
+    made = []
+    for step in steps:
+        own = step["modules"]["layers.0.output"]
+        rows = (own.transpose(0, 1) if by_token else own).reshape(-1, own.shape[-1]).contiguous()
+        made.append({**step, "modules": {**step["modules"], "layers.0.mlp.gate.inputs.0": rows}})
+    return made
+
+
+@pytest.mark.parametrize("case", ["cp in dp", "cp in dp, zigzag", "dp in cp", "dp", "dp 4", "cp", "cp 4, zigzag"])
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_tokens_in_one_row_are_laid_as_samples_and_tokens_are_shared(
+    case: str, by_token: bool, wrong: bool, tmp_path: Path
+) -> None:
+    name = "layers.0.mlp.gate.inputs.0"
+    steps = with_rows(shared(**RUNS[case]), by_token=by_token)
+    one = with_rows([ONE], by_token=by_token)[0]
+    found = compared(tmp_path, one, *(off(steps, len(steps) - 1, "modules", name) if wrong else steps))
+    assert {row.name: row.verdict.value for row in found.tensors}[name] == ("DIFF" if wrong else "SAME")
+
+
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_a_gradient_that_one_of_the_two_has_not_summed_is_named(which: str, tmp_path: Path) -> None:
     steps = {"a": shared(**RUNS["dp"]), "b": shared(**RUNS["dp 4"])}
