@@ -23,6 +23,7 @@ from replay_core.compare.judging import (
     key_order,
     logits_otherwise,
     odd_rows,
+    own_norm,
     router_balance,
     row_parallel,
     row_parallel_otherwise,
@@ -76,9 +77,6 @@ _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
 _LOGITS = ("logits", "lm_head.output", "output_layer.output", "embed_out.output")
 _OF_EXPERT = regex(r"\.experts?\.")
 _EXPERTS_OUTPUT = regex(r"\.experts?\.\d{1,9}\.output$")
-_NORMS = ("grad_norm", "clipped_grad_norm")
-#: What is said of a norm that each rank took of what it holds alone.
-OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
 
 
 class OfRanks:
@@ -191,8 +189,8 @@ class OfRanks:
             if ours[1].is_text:
                 _judge_texts(row, pair, micro_pair, held, together, judge)
                 return
-            if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(row.name, together):
-                row.ranks.restates = OWN_NORM
+            if row.verdict is not Verdict.SAME and own_norm.is_of_parts(row.name, together):
+                row.ranks.restates = own_norm.OF_PARTS
                 return
             whole = theirs[1]
             if row.verdict is Verdict.DIFF and (again := self._in_sections(row, whole, held)) is not None:
@@ -1334,26 +1332,3 @@ def _take(row: TensorVerdict, other: TensorVerdict) -> None:
     row.figures, row.unmasked, row.worst_token = other.figures, other.unmasked, other.worst_token
     row.raw_a, row.raw_b, row.value_a, row.value_b = other.raw_a, other.raw_b, other.value_a, other.value_b
     row.token, row.skipped, row.damaged = other.token, other.skipped, other.damaged
-
-
-def _is_own_norm(name: str, together: Together) -> bool:
-    """Whether the norm that each rank recorded, in either run, is that of its own gradients, which are not all of them
-    whole.
-    """
-    held = next((one for one in together.held.values() if one.parts[0].name == name), None)
-    if together.whole_of is not None and _is_own_norm(name, together.whole_of):
-        return True
-    gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
-    if held is None or not any(one.is_cut or len(one.ranks) < len(held.ranks) for one in gradients):
-        return False
-    squares = dict.fromkeys(held.ranks, 0.0)
-    for one in gradients:
-        for rank, ref in zip(one.ranks, one.parts, strict=True):
-            squares[rank] += sum(
-                float(np.square(chunk.astype(np.float64)).sum()) for _, chunk in pages.flat_chunks(ref)
-            )
-    for rank, ref in zip(held.ranks, held.parts, strict=True):
-        said = pages.number_of(ref)
-        if said is None or abs(said - squares[rank] ** 0.5) > 1e-3 * abs(said):
-            return False
-    return True
