@@ -66,5 +66,7 @@ def _square(ref: TensorRef) -> float:
 
 
 def _is_root(ref: TensorRef, square: float) -> bool:
-    said = pages.number_of(ref)
-    return said is not None and abs(said - square**0.5) <= _NEAR * abs(said)
+    if ref.numel != 1 or not ref.is_readable or ref.is_text:
+        return False
+    said = float(pages.array(ref).reshape(-1)[0])
+    return abs(said - square**0.5) <= _NEAR * abs(said)
