@@ -261,6 +261,7 @@ def compare_runs(
         if result.tally.first is row:
             result.around = around(row, micro_pair), _element(row)
         tell()
+    judge.finish()
     for row in cut_otherwise.left(work.contradicted):
         add(row)
     tell()

@@ -20,6 +20,7 @@ from replay_core.compare.judging import (
     attention_made,
     attention_otherwise,
     contributions,
+    flat_slices,
     key_order,
     logits_otherwise,
     odd_rows,
@@ -129,6 +130,9 @@ class OfRanks:
         #: By role and name, weights of the step before this one.
         self._weights: dict[tuple[str | None, str], steps_of_weights.Before] = {}
         self._steps_gradients: dict[tuple[int | None, str | None, str], bool] = {}
+        self._noises: dict[tuple[int | None, str | None, str], float] = {}
+        #: Of this step, by role: its weights with those of the step before, and their rows.
+        self._moved: dict[str | None, list[tuple[TensorVerdict, flat_slices.Moved]]] = defaultdict(list)
         #: Of a step: what is said of ranks whose modules put out another dtype.
         self._dtypes: dict[int | None, Fault] = {}
         #: Steps in which something is off that is no gradient and no weight.
@@ -155,6 +159,15 @@ class OfRanks:
                 f"{type(error).__name__}: {error}"
             )
 
+    @np.errstate(invalid="ignore", over="ignore", divide="ignore")
+    def finish(self) -> None:
+        """Look for what only all weights of a step tell, once all of them were looked at."""
+        for of_role in self._moved.values():
+            first = next((row for row, _ in of_role if row.verdict.diverges), None)
+            if first is not None:
+                self._asked(first, self._explain_slices, of_role)
+        self._moved.clear()
+
     # What is not finite is told as such, and arithmetic with it says nothing.
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
@@ -166,6 +179,7 @@ class OfRanks:
         ours, theirs = (pair.a, pair.b) if together.which == "a" else (pair.b, pair.a)
         held = together.held.get(id(ours[1]))
         if row.key.step != self._step:
+            self.finish()
             # Of a step before this one nobody asks what its micro-batches held.
             self._step = row.key.step
             for known in (self._off_micro, self._last, self._heads, self._into_attention, self._micro_before):
@@ -221,6 +235,8 @@ class OfRanks:
             if row.name.startswith("grad."):
                 called = row.key.step, row.key.role, row.name.removeprefix("grad.")
                 self._steps_gradients[called] = row.verdict.diverges or self._steps_gradients.get(called, False)
+                if row.figures is not None:
+                    self._noises[called] = max(row.figures.total.rel_l2, self._noises.get(called, 0.0))
             if row.name.startswith("param."):
                 self._asked(row, self._explain_step, whole, held, together)
                 self._asked(row, self._explain_first_sum, held, micro_pair)
@@ -688,15 +704,39 @@ class OfRanks:
                 self._weights.pop(place, None)
             else:
                 self._weights[place] = steps_of_weights.Before(step, whole, held, None)
+        if before is not None and before.step == step - 1:
+            moved = flat_slices.Moved(row.name.removeprefix("param."), whole, before.whole, held, before.held)
+            self._moved[row.key.role].append((row, moved))
         if before is None or before.step >= step or not row.verdict.diverges:
             return
         name = row.name.removeprefix("param.")
-        before = replace(before, gradient_is_off=self._steps_gradients.get((before.step, row.key.role, name)))
+        called = before.step, row.key.role, name
+        before = replace(
+            before, gradient_is_off=self._steps_gradients.get(called), gradient_noise=self._noises.get(called, 0.0)
+        )  # fmt: skip
         is_open = row.ranks.fault is None or row.ranks.fault.kind == "apart"
         parted = row.ranks.parted or held.ranks
         fault = is_open and steps_of_weights.of_the_step(name, step, whole, held, parted, before, together.ranks)
         if fault:
             row.ranks.fault, row.reason = fault, f"{fault.sentence}; {row.reason}"
+
+    def _explain_slices(self, first: TensorVerdict, of_role: Sequence[tuple[TensorVerdict, flat_slices.Moved]]) -> None:
+        """Whether the optimizer keeps slices of all weights laid end to end, and which of them went wrong: what is said
+        of each weight by itself follows from that.
+        """
+        step = first.key.step
+        assert step is not None
+        if any(self._steps_gradients.get((step - 1, first.key.role, one.name)) for _, one in of_role):
+            return
+        ranks = of_role[0][1].held.ranks
+        fault = flat_slices.of_the_step([one for _, one in of_role], step - 1, step, ranks)
+        if fault is None:
+            return
+        for row, _ in of_role:
+            if row.ranks is not None and row.ranks.fault is not None:
+                row.ranks.fault = None
+        assert first.ranks is not None
+        first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
 
     def _explain_made_of(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is made of another attention, or another part."""
