@@ -356,6 +356,13 @@ def is_head(name: str) -> bool:
     return name.endswith(HEADS) or _PLAIN_HEAD.match(name) is not None
 
 
+def makes_logits(name: str) -> bool:
+    """Whether the name is that of logits, as a model returns them or its head puts them out."""
+    return name.endswith(("logits", *(f"{head.removesuffix('.weight')}.output" for head in HEADS))) or (
+        name == "output.output"
+    )
+
+
 def around_head(name: str) -> str:
     """What stands before a head in its name (`is_head`): `grad.` of `grad.lm_head.weight`."""
     ends = (*HEADS, "output.weight")

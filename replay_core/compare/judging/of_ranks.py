@@ -75,7 +75,6 @@ _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 #: What a model returned, as one of several that are numbered.
 _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
-_LOGITS = ("logits", "lm_head.output", "output_layer.output", "embed_out.output")
 _OF_EXPERT = regex(r"\.experts?\.")
 _EXPERTS_OUTPUT = regex(r"\.experts?\.\d{1,9}\.output$")
 
@@ -920,7 +919,7 @@ class OfRanks:
             and (facing := other.tensors.get((name, stage))) is not None and not name.startswith("grad.")
             and facing[1].shape[:-1] == whole.shape and facing[1].numel <= 1 << 27
         ]  # fmt: skip
-        called = [one for one in of_samples if one[0].endswith(_LOGITS)]
+        called = [one for one in of_samples if naming.makes_logits(one[0])]
         said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
         candidates = []
         for name in ("target_ids", "labels", "input_ids"):
@@ -946,7 +945,7 @@ class OfRanks:
             return None
         called = [
             (name, ref) for (name, _), (_, ref) in other.tensors.items()
-            if name.endswith(_LOGITS) and not name.startswith("grad.") and ref.shape[:-1] == whole.shape
+            if naming.makes_logits(name) and not name.startswith("grad.") and ref.shape[:-1] == whole.shape
             and ref.is_readable and ref.numel <= _MOST >> 2
         ]  # fmt: skip
         ids = [other.find(name) for name in ("target_ids", "labels", "input_ids")]
@@ -1006,7 +1005,7 @@ class OfRanks:
         place = row.place[:2]
         if not whole.is_readable:
             return
-        if not row.name.endswith(_LOGITS) or row.verdict.diverges or row.skipped is not None or len(whole.shape) < 2:
+        if not naming.makes_logits(row.name) or row.verdict.diverges or row.skipped is not None or len(whole.shape) < 2:
             self._last[place] = [*self._last[place][1 - _KEPT :], whole]
             return
         fed = next((one for one in reversed(self._last[place]) if one.shape[:-1] == whole.shape[:-1]), None)
