@@ -344,8 +344,8 @@ def _shapes_of_both(
     def shape_of(place: tuple[str, str]) -> tuple[int, ...]:
         ref = next(side.tensors[place][1] for side in ranks.values() if place in side.tensors)
         theirs = next((side.tensors[place][1] for side in others.values() if place in side.tensors), None)
-        if theirs is None:
-            return ref.shape
+        if theirs is None:  # what a stage of a pipeline returns under a number of its own
+            return ref.shape if place[1] in OF_ALL_SAMPLES else sizes.of_own_tokens(ref.shape)
         shape = sizes.of(place[1], ref.shape, theirs.shape)
         if shape == ref.shape == theirs.shape and place[1] in OF_ALL_SAMPLES:
             return _of_slices(place, ranks, others, alike)
@@ -484,6 +484,11 @@ class _Sizes:
             if mine != other:
                 made[axis] = min([mine * own for own, of in self._counts if mine * own == other * of], default=mine)
         return tuple(made)
+
+    def of_own_tokens(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what one run alone has: of all tokens, where a rank has it of as many as it has token ids."""
+        is_of_ids = self._whole is not None and own[:2] == self._own
+        return (*self._whole, *own[2:]) if self._whole is not None and is_of_ids else own
 
     def _is_cut_twice(self, axis: int, long: int) -> bool:
         """Whether an axis is as short in one run as its ranks' token ids (context parallelism), and in the other by the
