@@ -279,8 +279,35 @@ class RankGroup:
         elif not are_flat and len(whole.shape) == 2 and len(shapes) == 1:
             self._cut_samples_and_tokens(present, whole)
         if len(present) == 1 and present[0].shape != whole.shape:
-            self._note_same_samples(present[0].shape[0] if len(present[0].shape) == 2 else None)
+            if (astray := self._of_one_share(present[0], whole)) is not None:
+                self._astray = astray
+            else:
+                self._note_same_samples(present[0].shape[0] if len(present[0].shape) == 2 else None)
         return "samples"
+
+    def _of_one_share(self, ids: TensorRef, whole: TensorRef) -> Astray | None:
+        """Whether all ranks were given one rank's share of every sequence (context parallelism)."""
+        ranks = list(self._ranks)
+        if len(ids.shape) != 2 or len(whole.shape) != 2 or len(ranks) < 2 or ids.shape[0] != whole.shape[0]:
+            return None
+        length = ids.shape[1]
+        if length * len(ranks) != whole.shape[1]:
+            return None
+        ids_BS, own = _numbers(whole), _numbers(ids)
+        owner = next(
+            (at for turn in turns(len(ranks), length) for at, share_ in enumerate(turn)
+             if np.array_equal(_taken(ids_BS, share_), own)),
+            None,
+        )  # fmt: skip
+        if owner is None:
+            return None
+        others = tuple(rank for at, rank in enumerate(ranks) if at != owner)
+        have, own_share = ("have", "their own are") if len(others) > 1 else ("has", "its own is")
+        return Astray(
+            "same tokens", others,
+            f"rank{'s' * (len(others) > 1)} {named(others)} of {self._many} {have} rank {ranks[owner]}'s share of every "
+            f"sequence, and {own_share} on no rank",
+        )  # fmt: skip
 
     def _hold_packs(self, present: Sequence[TensorRef]) -> bool:
         """Whether each rank states bounds of sequences (cu_seqlens) that end within its own tokens, behind which there

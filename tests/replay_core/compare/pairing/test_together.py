@@ -130,6 +130,16 @@ def test_groups_that_were_given_the_same_samples_are_named(tmp_path: Path) -> No
     assert [(one.kind, one.ranks) for one in said] == [("same samples", (0, 1, 2, 3))]
 
 
+@pytest.mark.parametrize(("share", "ranks"), [(0, (1,)), (1, (0,))])
+@pytest.mark.parametrize("turn", [IN_ORDER[2], ZIGZAG[2]])
+def test_a_rank_that_has_anothers_share_of_the_sequences_is_named(
+    turn: list[torch.Tensor], share: int, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    found = compared(tmp_path, ONE, *[rank(range(4), turn[share])] * 2)
+    said = [one.astray for one in found.together if one.astray is not None]
+    assert [(one.kind, one.ranks) for one in said] == [("same tokens", ranks)]
+
+
 PAIRS = [
     ("tp 2", "tp"), ("tp", "tp 2"), ("dp", "dp 4"), ("cp", "cp 4, zigzag"), ("cp 4", "tp 2"), ("cp", "tp 2"),
     ("tp in cp", "cp in dp"), ("tp in dp", "tp"), ("dp 4", "tp in cp in dp"), ("cp in dp, zigzag", "tp"),
@@ -188,6 +198,24 @@ def test_tokens_in_one_row_are_laid_as_samples_and_tokens_are_shared(
     one = with_rows([ONE], by_token=by_token)[0]
     found = compared(tmp_path, one, *(off(steps, len(steps) - 1, "modules", name) if wrong else steps))
     assert {row.name: row.verdict.value for row in found.tensors}[name] == ("DIFF" if wrong else "SAME")
+
+
+def test_what_stages_return_under_numbers_of_their_own_faces_context_parallelism(tmp_path: Path) -> None:
+    states = [random(4, 16, 8, seed=number) for number in (20, 21)]
+    named = [f"forward.output.hidden_states.{number}" for number in (0, 1)]
+    tokens = [
+        {"batch_inputs": {"input_ids": IDS[:, at].contiguous()},
+         "modules": {name: one[:, at].contiguous() for name, one in zip(named, states, strict=True)}}
+        for at in ZIGZAG[2]
+    ]  # fmt: skip
+    stages = [
+        {"batch_inputs": {"input_ids": IDS}, "modules": {named[0]: states[0]}},
+        {"batch_inputs": {"input_ids": IDS, "hidden": states[0]}, "modules": {named[0]: states[1]}},
+    ]
+    found = both(tmp_path, tokens, stages)
+    rows = {row.name: row.verdict.value for row in found.tensors}
+    assert {rows[name] for name in named} == {"SAME"}
+    assert "SHAPE" not in rows.values()
 
 
 @pytest.mark.parametrize("which", ["a", "b"])
