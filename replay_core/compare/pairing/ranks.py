@@ -305,8 +305,8 @@ class RankGroup:
         have, own_share = ("have", "their own are") if len(others) > 1 else ("has", "its own is")
         return Astray(
             "same tokens", others,
-            f"rank{'s' * (len(others) > 1)} {named(others)} of {self._many} {have} rank {ranks[owner]}'s share of every "
-            f"sequence, and {own_share} on no rank",
+            f"rank{'s' * (len(others) > 1)} {named(others)} of {self._many} {have} rank {ranks[owner]}'s share of "
+            f"every sequence, and {own_share} on no rank",
         )  # fmt: skip
 
     def _hold_packs(self, present: Sequence[TensorRef]) -> bool:
