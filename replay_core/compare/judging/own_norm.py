@@ -69,4 +69,4 @@ def _is_root(ref: TensorRef, square: float) -> bool:
     if ref.numel != 1 or not ref.is_readable or ref.is_text:
         return False
     said = float(pages.array(ref).reshape(-1)[0])
-    return abs(said - square**0.5) <= _NEAR * abs(said)
+    return bool(abs(said - square**0.5) <= _NEAR * abs(said))
