@@ -238,8 +238,12 @@ _CLOCK = regex(
 _MODULE = regex(r"\.(inputs|output)(\.|$)")
 _EXPERTS = regex(r"(?:^|\.)experts\.")
 #: What a trainer puts around a model (a state dict may hold `model.model.layers`), and around modules inside it.
-#: The model itself is a module too: what goes into it keeps a name before `.inputs`.
-_WRAPPERS = regex(r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+(?!(?:inputs|output)(?:\.|$))")
+#: The model itself is a module too: what goes into it keeps a name before `.inputs`. A module may be called `output`, a
+#: head as a rule: it has a weight, or inputs and an output of its own.
+_WRAPPERS = regex(
+    r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+"
+    r"(?!(?:inputs|output)(?:\.|$)(?!(?:.*\.)?(?:weight|bias|inputs|output)(?:\.|$)))"
+)
 _INSIDE = regex(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _UNKNOWN = Meaning(Phase.UNKNOWN, "value")
 #: What thousands of names mean, each held once.
@@ -336,6 +340,33 @@ def is_input(name: str) -> bool:
     """Whether the name is a module's recorded input (not its output)."""
     found = _MODULE.search(name)
     return bool(found and found.group(1) == "inputs")
+
+
+#: What a weight that looks words up is called at its end, and one that makes logits.
+EMBEDDINGS = (
+    "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight", "embed_in.weight",
+)  # fmt: skip
+HEADS = ("lm_head.weight", "output_layer.weight", "embed_out.weight")
+#: A head that is called so is one of the model itself: a block may have an `output`, too.
+_PLAIN_HEAD = regex(r"^(?:grad\.|param\.)?output\.weight$")
+
+
+def is_head(name: str) -> bool:
+    """Whether the name is that of the weight which makes logits, or of its gradient."""
+    return name.endswith(HEADS) or _PLAIN_HEAD.match(name) is not None
+
+
+def makes_logits(name: str) -> bool:
+    """Whether the name is that of logits, as a model returns them or its head puts them out."""
+    return name.endswith(("logits", *(f"{head.removesuffix('.weight')}.output" for head in HEADS))) or (
+        name == "output.output"
+    )
+
+
+def around_head(name: str) -> str:
+    """What stands before a head in its name (`is_head`): `grad.` of `grad.lm_head.weight`."""
+    ends = (*HEADS, "output.weight")
+    return next(name.removesuffix(end) for end in ends if name.endswith(end))
 
 
 def is_routed(name: str) -> bool:

@@ -28,6 +28,7 @@ from replay_core.compare.context import (
     why_missing,
 )
 from replay_core.compare.divergence import NO_PLACES, Origin, Places, order_of, places_of
+from replay_core.compare.judging import own_norm
 from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.as_its_loss import is_as_its_loss
 from replay_core.compare.judging.faults import Fault, whose
@@ -235,9 +236,12 @@ def compare_runs(
         if row is None:
             repeated += 1
             continue
-        if row.ranks is not None and row.ranks.restates is not None:
+        restates = row.ranks.restates if row.ranks is not None else None
+        if row.verdict.diverges and own_norm.is_of_others(pair, micro_pair):
+            restates = own_norm.OF_OTHERS
+        if restates is not None:
             result.notes_not_compared += 1
-            result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {row.ranks.restates}")
+            result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {restates}")
             continue
         updates.settle(row, pair, micro_pair)
         if row.skipped in CUT_OTHERWISE:
@@ -255,6 +259,7 @@ def compare_runs(
         if result.tally.first is row:
             result.around = around(row, micro_pair), _element(row)
         tell()
+    judge.finish()
     for row in cut_otherwise.left(work.contradicted):
         add(row)
     tell()

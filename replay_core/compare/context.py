@@ -28,10 +28,6 @@ NEIGHBOURS = 4
 #: Elements that are correlated beside their verdict; more would cost a second reading that is felt.
 MOST_CORRELATED = 1 << 22
 
-#: Names an embedding ends in.
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
-_HEADS = ("lm_head.weight", "output_layer.weight")
-
 
 class Around(Struct):
     """Values beside an element, both sides: of the tokens before and after it, else along the last axis.
@@ -83,15 +79,15 @@ def _picked(ref: TensorRef, samples: list[int]) -> TensorRef:
 
 def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
     """Whether a head that only one side stores is that side's own embedding, byte for byte: the two are tied."""
-    if (pair.a is not None and pair.b is not None) or not pair.name.endswith(_HEADS):
+    if (pair.a is not None and pair.b is not None) or not naming.is_head(pair.name):
         return False
     head = pair.one[1]
     here, there = (micro_pair.a, micro_pair.b) if pair.b is None else (micro_pair.b, micro_pair.a)
-    prefix = next(pair.name.removesuffix(end) for end in _HEADS if pair.name.endswith(end))
-    if not there.ending(*_EMBEDDINGS):
+    prefix = naming.around_head(pair.name)
+    if not there.ending(*naming.EMBEDDINGS):
         return False
     every = _of_every_rank(head, micro_pair)
-    own = [ref for _, ref in here.ending(*_EMBEDDINGS) if (ref.canonical or ref.name).startswith(prefix)]
+    own = [ref for _, ref in here.ending(*naming.EMBEDDINGS) if (ref.canonical or ref.name).startswith(prefix)]
     try:
         return any(_are_the_same(every, _of_every_rank(ref, micro_pair)) for ref in own)
     except DumpError:

@@ -69,11 +69,30 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int, role: 
         if odd:
             those[rank] = odd
     if not those:
-        return None
+        return _fewer(by_rank, there, here, step)
     ranks = tuple(sorted(those))
     rows = [one for rank in ranks for one in those[rank]]
     total = sum(len(by_rank[rank]) for rank in ranks)
     return Fault("other samples", ranks, f"{whose(ranks)} of b {_said(rows, total, every, there, step)}")
+
+
+def _fewer(by_rank: dict[int, list[_DealtRow]], there: Counter[bytes], here: Counter[bytes], step: int) -> Fault | None:
+    """The ranks of b that have fewer samples than its others, where some of a's are on no rank of it."""
+    most = max(map(len, by_rank.values()))
+    short = {rank: rows for rank, rows in by_rank.items() if len(rows) < most}
+    lost = there - here
+    if not short or here - there or lost.total() != sum(most - len(rows) for rows in short.values()):
+        return None
+    every = {one.micro for rows in by_rank.values() for one in rows}
+    micros = sorted({micro for rows in short.values() for micro in every - {one.micro for one in rows}})
+    where = f" (its micro-batch {', '.join(map(str, micros))} is missing)" if micros and len(short) == 1 else ""
+    ranks, fewest = tuple(sorted(short)), min(map(len, short.values()))
+    verb = "was" if len(ranks) == 1 else "were"
+    return Fault(
+        "lost samples", ranks,
+        f"{whose(ranks)} of b {verb} given {fewest} sample{'s' * (fewest != 1)} in step {step}{where}, where its other "
+        f"ranks have {most} each: {lost.total()} of a's samples are on no rank",
+    )  # fmt: skip
 
 
 def _said(rows: list[_DealtRow], total: int, every: list[_DealtRow], there: Counter[bytes], step: int) -> str:

@@ -25,6 +25,9 @@ from replay_core.naming import ALIASES, MEANINGS, NOTES, Phase
         ("model.layers.0._checkpoint_wrapped_module.mlp.output", "layers.0.mlp.output"),
         ("model.inputs.input_ids", "model.inputs.input_ids"),
         ("module.model.output.last_hidden_state", "model.output.last_hidden_state"),
+        ("grad.module.output.weight", "grad.output.weight"),
+        ("module.output.output", "output.output"),
+        ("module.output.inputs.0", "output.inputs.0"),
     ],
 )
 def test_a_framework_name_means(name: str, canonical: str):
@@ -117,3 +120,17 @@ def test_clocks_and_meters_are_notes(name: str) -> None:
 )
 def test_what_is_computed_is_no_note(name: str) -> None:
     assert naming.meaning(name).kind != "note"
+
+
+def test_a_head_called_output_is_the_models_own() -> None:
+    heads = [
+        "lm_head.weight",
+        "grad.output.weight",
+        "param.embed_out.weight",
+        "grad.language_model.output_layer.weight",
+    ]
+    assert all(map(naming.is_head, heads))
+    assert [naming.around_head(name) for name in heads] == ["", "grad.", "param.", "grad.language_model."]
+    assert not naming.is_head("layers.0.attention.output.weight")
+    assert all(map(naming.makes_logits, ["forward.output.logits", "output.output", "embed_out.output"]))
+    assert not naming.makes_logits("layers.0.output.output")

@@ -130,8 +130,17 @@ def tied_apart(what: str, whole: TensorRef, one: HeldByRanks, other: HeldByRanks
     products = products_of([whole, *refs])
     if products.norm({0: -1, 1: 1, 2: 1}) > NEAR * products.norm({0: 1}) or not products.norm({2: 1}):
         return None
+    ranks = (*one.ranks, *(rank for rank in other.ranks if rank not in one.ranks))
+    if products.norm({1: 1, 2: -1}) <= NEAR * products.norm({0: 1}):
+        return Fault(
+            "too little", ranks,
+            f"{what} is half of the other run's in both of its places: {refs[0].name} on {whose(one.ranks)} and "
+            f"{refs[1].name} on {whose(other.ranks)} are one tied weight, and the mean of what the two stages have is "
+            "taken where their sum is due",
+            0.5,
+        )  # fmt: skip
     return Fault(
-        "not summed", (*one.ranks, *(rank for rank in other.ranks if rank not in one.ranks)),
+        "not summed", ranks,
         f"{what} is not summed over its two places: {refs[0].name} on {whose(one.ranks)} and {refs[1].name} on "
         f"{whose(other.ranks)} are "
         "one tied weight and hold parts that add up to the whole",

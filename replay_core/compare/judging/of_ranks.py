@@ -20,9 +20,11 @@ from replay_core.compare.judging import (
     attention_made,
     attention_otherwise,
     contributions,
+    flat_slices,
     key_order,
     logits_otherwise,
     odd_rows,
+    own_norm,
     router_balance,
     row_parallel,
     row_parallel_otherwise,
@@ -59,7 +61,6 @@ JudgeCopy = Callable[[TensorPair, MicroBatchPair], "TensorVerdict"]
 #: Tensors of a micro-batch that an explanation may lean on: those just before.
 _KEPT = 6
 _WORST = (Verdict.SAME, Verdict.PADDING, Verdict.CLOSE, Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
-_HEADS = ("lm_head.weight", "output_layer.weight")
 _NUMBER = regex(r"\d{1,9}")
 #: CPU seconds of a comparison in which attention was made again in vain, before it is asked no more.
 _MOST_IN_VAIN = 10.0
@@ -75,13 +76,8 @@ _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 #: What a model returned, as one of several that are numbered.
 _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
-_LOGITS = ("logits", "lm_head.output", "output_layer.output")
 _OF_EXPERT = regex(r"\.experts?\.")
 _EXPERTS_OUTPUT = regex(r"\.experts?\.\d{1,9}\.output$")
-_NORMS = ("grad_norm", "clipped_grad_norm")
-#: What is said of a norm that each rank took of what it holds alone.
-OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
 
 class OfRanks:
@@ -134,6 +130,9 @@ class OfRanks:
         #: By role and name, weights of the step before this one.
         self._weights: dict[tuple[str | None, str], steps_of_weights.Before] = {}
         self._steps_gradients: dict[tuple[int | None, str | None, str], bool] = {}
+        self._noises: dict[tuple[int | None, str | None, str], float] = {}
+        #: Of this step, by role: its weights with those of the step before, and their rows.
+        self._moved: dict[str | None, list[tuple[TensorVerdict, flat_slices.Moved]]] = defaultdict(list)
         #: Of a step: what is said of ranks whose modules put out another dtype.
         self._dtypes: dict[int | None, Fault] = {}
         #: Steps in which something is off that is no gradient and no weight.
@@ -160,6 +159,15 @@ class OfRanks:
                 f"{type(error).__name__}: {error}"
             )
 
+    @np.errstate(invalid="ignore", over="ignore", divide="ignore")
+    def finish(self) -> None:
+        """Look for what only all weights of a step tell, once all of them were looked at."""
+        for of_role in self._moved.values():
+            first = next((row for row, _ in of_role if row.verdict.diverges), None)
+            if first is not None:
+                self._asked(first, self._explain_slices, of_role)
+        self._moved.clear()
+
     # What is not finite is told as such, and arithmetic with it says nothing.
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
@@ -171,6 +179,7 @@ class OfRanks:
         ours, theirs = (pair.a, pair.b) if together.which == "a" else (pair.b, pair.a)
         held = together.held.get(id(ours[1]))
         if row.key.step != self._step:
+            self.finish()
             # Of a step before this one nobody asks what its micro-batches held.
             self._step = row.key.step
             for known in (self._off_micro, self._last, self._heads, self._into_attention, self._micro_before):
@@ -194,8 +203,8 @@ class OfRanks:
             if ours[1].is_text:
                 _judge_texts(row, pair, micro_pair, held, together, judge)
                 return
-            if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(row.name, together):
-                row.ranks.restates = OWN_NORM
+            if row.verdict is not Verdict.SAME and own_norm.is_of_parts(row.name, together):
+                row.ranks.restates = own_norm.OF_PARTS
                 return
             whole = theirs[1]
             if row.verdict is Verdict.DIFF and (again := self._in_sections(row, whole, held)) is not None:
@@ -226,6 +235,8 @@ class OfRanks:
             if row.name.startswith("grad."):
                 called = row.key.step, row.key.role, row.name.removeprefix("grad.")
                 self._steps_gradients[called] = row.verdict.diverges or self._steps_gradients.get(called, False)
+                if row.figures is not None:
+                    self._noises[called] = max(row.figures.total.rel_l2, self._noises.get(called, 0.0))
             if row.name.startswith("param."):
                 self._asked(row, self._explain_step, whole, held, together)
                 self._asked(row, self._explain_first_sum, held, micro_pair)
@@ -349,7 +360,7 @@ class OfRanks:
             fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
             if fault is None or fault.kind == "apart":
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
-        is_lookup = row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, self._tokens[row.key.step])
+        is_lookup = row.name.endswith(naming.EMBEDDINGS) or token_rows.is_lookup(whole, self._tokens[row.key.step])
         is_open = row.name.startswith("grad.") and (fault is None or fault.kind == "apart")
         if is_open and len(held.ranks) > 1 and not is_lookup:
             what = f"{row.name.removeprefix('grad.')}'s gradient"
@@ -693,15 +704,39 @@ class OfRanks:
                 self._weights.pop(place, None)
             else:
                 self._weights[place] = steps_of_weights.Before(step, whole, held, None)
+        if before is not None and before.step == step - 1:
+            moved = flat_slices.Moved(row.name.removeprefix("param."), whole, before.whole, held, before.held)
+            self._moved[row.key.role].append((row, moved))
         if before is None or before.step >= step or not row.verdict.diverges:
             return
         name = row.name.removeprefix("param.")
-        before = replace(before, gradient_is_off=self._steps_gradients.get((before.step, row.key.role, name)))
+        called = before.step, row.key.role, name
+        before = replace(
+            before, gradient_is_off=self._steps_gradients.get(called), gradient_noise=self._noises.get(called, 0.0)
+        )  # fmt: skip
         is_open = row.ranks.fault is None or row.ranks.fault.kind == "apart"
         parted = row.ranks.parted or held.ranks
         fault = is_open and steps_of_weights.of_the_step(name, step, whole, held, parted, before, together.ranks)
         if fault:
             row.ranks.fault, row.reason = fault, f"{fault.sentence}; {row.reason}"
+
+    def _explain_slices(self, first: TensorVerdict, of_role: Sequence[tuple[TensorVerdict, flat_slices.Moved]]) -> None:
+        """Whether the optimizer keeps slices of all weights laid end to end, and which of them went wrong: what is said
+        of each weight by itself follows from that.
+        """
+        step = first.key.step
+        assert step is not None
+        if any(self._steps_gradients.get((step - 1, first.key.role, one.name)) for _, one in of_role):
+            return
+        ranks = of_role[0][1].held.ranks
+        fault = flat_slices.of_the_step([one for _, one in of_role], step - 1, step, ranks)
+        if fault is None:
+            return
+        for row, _ in of_role:
+            if row.ranks is not None and row.ranks.fault is not None:
+                row.ranks.fault = None
+        assert first.ranks is not None
+        first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
 
     def _explain_made_of(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is made of another attention, or another part."""
@@ -783,9 +818,9 @@ class OfRanks:
     ) -> Fault | None:
         """What a gradient of an embedding or of a head says of the tokens that are in it."""
         what = f"{row.name.removeprefix('grad.')}'s gradient"
-        if row.name.endswith(_EMBEDDINGS):
+        if row.name.endswith(naming.EMBEDDINGS):
             side = micro_pair.a if together.which == "a" else micro_pair.b
-            for _, ref in side.ending(*_HEADS):
+            for _, ref in side.ending(*naming.HEADS, "grad.output.weight"):
                 other = together.held.get(id(ref))
                 if (
                     other is not None and ref.name.startswith("grad.")
@@ -799,7 +834,7 @@ class OfRanks:
         ):
             return None  # each has its own: none of them is what all made of it
         given = self._tokens[row.key.step]
-        if row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, given):
+        if row.name.endswith(naming.EMBEDDINGS) or token_rows.is_lookup(whole, given):
             return token_rows.of_rows(what, whole, held, given)
         if row.name.endswith(".weight"):
             around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]
@@ -814,7 +849,7 @@ class OfRanks:
                 for slice_, mine, into in algebra.of_groups(whole, held, inputs):
                     if (fault := contributions.without_inputs(what, slice_, mine, into)) is not None:
                         return fault
-        if row.name.endswith(_HEADS):
+        if naming.is_head(row.name):
             side = micro_pair.a if together.which == "a" else micro_pair.b
             laid = next((ref for _, ref in side.named(row.name)), None)
             heads = self._heads[row.key.step, row.key.role]
@@ -823,7 +858,7 @@ class OfRanks:
             if fault is not None:
                 return fault
         left = self._left.get(row.key.step)
-        if row.name.endswith(_HEADS) and left is not None and left[1].axis in (0, 1):
+        if naming.is_head(row.name) and left is not None and left[1].axis in (0, 1):
             return contributions.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
         return None
 
@@ -885,7 +920,7 @@ class OfRanks:
             and (facing := other.tensors.get((name, stage))) is not None and not name.startswith("grad.")
             and facing[1].shape[:-1] == whole.shape and facing[1].numel <= 1 << 27
         ]  # fmt: skip
-        called = [one for one in of_samples if one[0].endswith(_LOGITS)]
+        called = [one for one in of_samples if naming.makes_logits(one[0])]
         said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
         candidates = []
         for name in ("target_ids", "labels", "input_ids"):
@@ -911,7 +946,7 @@ class OfRanks:
             return None
         called = [
             (name, ref) for (name, _), (_, ref) in other.tensors.items()
-            if name.endswith(_LOGITS) and not name.startswith("grad.") and ref.shape[:-1] == whole.shape
+            if naming.makes_logits(name) and not name.startswith("grad.") and ref.shape[:-1] == whole.shape
             and ref.is_readable and ref.numel <= _MOST >> 2
         ]  # fmt: skip
         ids = [other.find(name) for name in ("target_ids", "labels", "input_ids")]
@@ -971,7 +1006,7 @@ class OfRanks:
         place = row.place[:2]
         if not whole.is_readable:
             return
-        if not row.name.endswith(_LOGITS) or row.verdict.diverges or row.skipped is not None or len(whole.shape) < 2:
+        if not naming.makes_logits(row.name) or row.verdict.diverges or row.skipped is not None or len(whole.shape) < 2:
             self._last[place] = [*self._last[place][1 - _KEPT :], whole]
             return
         fed = next((one for one in reversed(self._last[place]) if one.shape[:-1] == whole.shape[:-1]), None)
@@ -1316,26 +1351,3 @@ def _take(row: TensorVerdict, other: TensorVerdict) -> None:
     row.figures, row.unmasked, row.worst_token = other.figures, other.unmasked, other.worst_token
     row.raw_a, row.raw_b, row.value_a, row.value_b = other.raw_a, other.raw_b, other.value_a, other.value_b
     row.token, row.skipped, row.damaged = other.token, other.skipped, other.damaged
-
-
-def _is_own_norm(name: str, together: Together) -> bool:
-    """Whether the norm that each rank recorded, in either run, is that of its own gradients, which are not all of them
-    whole.
-    """
-    held = next((one for one in together.held.values() if one.parts[0].name == name), None)
-    if together.whole_of is not None and _is_own_norm(name, together.whole_of):
-        return True
-    gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
-    if held is None or not any(one.is_cut or len(one.ranks) < len(held.ranks) for one in gradients):
-        return False
-    squares = dict.fromkeys(held.ranks, 0.0)
-    for one in gradients:
-        for rank, ref in zip(one.ranks, one.parts, strict=True):
-            squares[rank] += sum(
-                float(np.square(chunk.astype(np.float64)).sum()) for _, chunk in pages.flat_chunks(ref)
-            )
-    for rank, ref in zip(held.ranks, held.parts, strict=True):
-        said = pages.number_of(ref)
-        if said is None or abs(said - squares[rank] ** 0.5) > 1e-3 * abs(said):
-            return False
-    return True

@@ -19,6 +19,9 @@ from replay_core.records import TensorRef
 _LEFT, _BEFORE = 0.05, 0.05
 #: A shard is right where it is off by no more than this part of the step.
 _RIGHT = 0.02
+#: Gradients that are off by more than float32's noise move elements next to 0 either way under an adaptive optimizer,
+#: each by a whole step: what its state is they do not tell.
+_MOST_NOISE = 1e-3
 _MOST, _FEWEST = 1 << 22, 4
 
 
@@ -30,6 +33,8 @@ class Before(Struct, frozen=True):
     held: HeldByRanks
     #: Whether its gradient of that step was looked at and is off, or is the other run's; None where it is not recorded.
     gradient_is_off: bool | None
+    #: By how much of itself it is off at most, where it is the other run's but for noise.
+    gradient_noise: float = 0.0
 
 
 def of_the_step(
@@ -59,7 +64,8 @@ def of_the_step(
             return None
         if np.linalg.norm(made - due) <= _RIGHT * size:
             continue
-        told = _told(made, due, size, is_next=step == before.step + 1, has_gradient=before.gradient_is_off is not None)
+        told = _told(made, due, size, is_next=step == before.step + 1 and before.gradient_noise <= _MOST_NOISE,
+                     has_gradient=before.gradient_is_off is not None)  # fmt: skip
         if told is None:
             return None
         found[ranks] = told

@@ -143,6 +143,11 @@ class Judge:
         """Causes among ranks that were not looked for to their end."""
         return self._ranks.notes if self._ranks is not None else []
 
+    def finish(self) -> None:
+        """Look for what only all tensors of the last step tell."""
+        if self._ranks is not None:
+            self._ranks.finish()
+
     def ahead(self, work: Sequence[tuple[TensorPair, MicroBatchPair]]) -> Iterator[tuple[TensorPair, MicroBatchPair]]:
         """The pairs of a list in its order, the next ones being read while one is judged."""
         return self._look.over(work)

@@ -34,6 +34,8 @@ Which = Literal["a", "b"]
 MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
 #: Elements of what is laid in another turn.
 _MOST = 1 << 26
+#: Of two turns that is taken which leaves so small a part of the squared difference of the other.
+_FAR_NEARER = 0.25
 #: Stages of what is the same on every replica, whatever its samples.
 OF_ALL_SAMPLES = ("gradient", "param", "optimizer", "training_metrics")
 
@@ -277,8 +279,35 @@ class RankGroup:
         elif not are_flat and len(whole.shape) == 2 and len(shapes) == 1:
             self._cut_samples_and_tokens(present, whole)
         if len(present) == 1 and present[0].shape != whole.shape:
-            self._note_same_samples(present[0].shape[0] if len(present[0].shape) == 2 else None)
+            if (astray := self._of_one_share(present[0], whole)) is not None:
+                self._astray = astray
+            else:
+                self._note_same_samples(present[0].shape[0] if len(present[0].shape) == 2 else None)
         return "samples"
+
+    def _of_one_share(self, ids: TensorRef, whole: TensorRef) -> Astray | None:
+        """Whether all ranks were given one rank's share of every sequence (context parallelism)."""
+        ranks = list(self._ranks)
+        if len(ids.shape) != 2 or len(whole.shape) != 2 or len(ranks) < 2 or ids.shape[0] != whole.shape[0]:
+            return None
+        length = ids.shape[1]
+        if length * len(ranks) != whole.shape[1]:
+            return None
+        ids_BS, own = _numbers(whole), _numbers(ids)
+        owner = next(
+            (at for turn in turns(len(ranks), length) for at, share_ in enumerate(turn)
+             if np.array_equal(_taken(ids_BS, share_), own)),
+            None,
+        )  # fmt: skip
+        if owner is None:
+            return None
+        others = tuple(rank for at, rank in enumerate(ranks) if at != owner)
+        have, own_share = ("have", "their own are") if len(others) > 1 else ("has", "its own is")
+        return Astray(
+            "same tokens", others,
+            f"rank{'s' * (len(others) > 1)} {named(others)} of {self._many} {have} rank {ranks[owner]}'s share of "
+            f"every sequence, and {own_share} on no rank",
+        )  # fmt: skip
 
     def _hold_packs(self, present: Sequence[TensorRef]) -> bool:
         """Whether each rank states bounds of sequences (cu_seqlens) that end within its own tokens, behind which there
@@ -634,18 +663,11 @@ class RankGroup:
                 continue
             if (stretches := _along_cut(cut[1], total, lengths, is_of_tokens=cut[0] == 1)) is not None:
                 return HeldByRanks(ranks, parts, axis, stretches)
-            rows = self._whole_ids.shape if self._whole_ids is not None else ()
-            if cut[0] == 1 and axis == 0 and len(rows) == 2 and rows[0] > 1 and total == rows[0] * rows[1]:
-                # Tokens of all samples in one row (what a router is given): one sample after the other, or one token of
-                # all samples after the other (Megatron-LM), as the values tell.
-                flat = tuple(
-                    tuple((sample * rows[1] + at, long) for sample in range(rows[0]) for at, long in mine)
-                    for mine in cut[1]
-                )
-                by_token = tuple(tuple((at * rows[0], long * rows[0]) for at, long in mine) for mine in cut[1])
-                if lengths == [sum(long for _, long in mine) for mine in flat]:
-                    either = (HeldByRanks(ranks, parts, axis, one) for one in (flat, by_token))
-                    return min(either, key=lambda held: _apart(held, whole))
+        if axis == 0 and stage not in OF_ALL_SAMPLES:
+            # Either way of the samples' tokens in one row, as the values tell.
+            either = (HeldByRanks(ranks, parts, axis, one) for one in self._in_one_row(refs, total, lengths))
+            if (nearest := min(either, key=lambda held: _apart(held, whole), default=None)) is not None:
+                return nearest
         if self.shares == "all" and stage not in OF_ALL_SAMPLES and self._are_of_tokens(axis, whole):
             long = sum(lengths)
             if len(set(lengths)) == 1 and total < long < total + lengths[0]:
@@ -674,20 +696,68 @@ class RankGroup:
         cut = next((one for one in self._cuts_of(refs) if one[0] == 1), None)
         if cut is None or whole is None or whole.is_text or len(cut[1]) != len(refs) or stage in OF_ALL_SAMPLES:
             return held
-        turn = tuple(stretch for own in dict.fromkeys(cut[1]) for stretch in own)
-        total, in_order = sum(long for _, long in turn), sorted(turn)
-        if turn == tuple(in_order) or any(at != sum(long for start, long in turn if start < at) for at, _ in in_order):
-            return held
-        for axis in range(min(3, len(whole.shape))):
-            every = (whole, *refs.values())
-            if all(len(ref.shape) == len(whole.shape) and ref.shape[axis] == total for ref in every) and all(
-                ref.rows is None and ref.is_readable and ref.numel <= _MOST for ref in every
-            ):
-                laid = {rank: standing_for(HeldByRanks((rank,), (ref,), axis, (turn,))) for rank, ref in refs.items()}
-                again = self._held(laid, whole, stage)
-                if _off(again, whole) < 0.25 * _off(held, whole):
-                    return again
+        turn = _in_ranks_turn(cut[1])
+        every = (whole, *refs.values())
+        for axis in _axes_of(turn, every):
+            laid = {rank: _as_tokens_follow(ref, axis, turn) for rank, ref in refs.items()}
+            again = self._held(laid, whole, stage)
+            if _off(again, whole) < _FAR_NEARER * _off(held, whole):
+                return again
         return held
+
+    def lay_gathered(self, cut: tuple[tuple[Stretch, ...], ...]) -> None:
+        """Lay what the ranks of the other run gathered in their turn as the tokens follow each other, where that is
+        nearer to what these ranks hold, by far. cut: of every rank of the other run, its tokens.
+        """
+        turn = _in_ranks_turn(cut)
+        for pair in self.made:
+            if pair.together is None:
+                continue
+            own, other = (pair.a, pair.b) if self._many == "a" else (pair.b, pair.a)
+            for place, (record, whole) in list(other.tensors.items()):
+                held = pair.together.held.get(id(own.tensors[place][1])) if place in own.tensors else None
+                if held is None or place[1] in OF_ALL_SAMPLES or whole.is_text:
+                    continue
+                for axis in _axes_of(turn, (whole,)):
+                    laid = _as_tokens_follow(whole, axis, turn)
+                    if standing_for(held).shape == laid.shape and (
+                        _off(held, laid) < _FAR_NEARER * _off(held, whole)
+                    ):  # fmt: skip
+                        copies = tuple(_as_tokens_follow(ref, axis, turn) for ref in whole.copies)
+                        other.tensors[place] = record, laid.with_(copies=copies)
+                        break
+
+    def _in_one_row(
+        self, refs: dict[int, TensorRef], total: int, lengths: list[int]
+    ) -> Iterator[tuple[tuple[Stretch, ...], ...]]:
+        """Where ranks' tokens stand among those of all samples in one row (what a router is given), in which are one
+        sample after the other, or one token of all samples after the other (Megatron-LM); nothing where they are as
+        many rows of something else.
+        """
+        ids = self._whole_ids.shape if self._whole_ids is not None else ()
+        cuts = dict(self._cuts_of(refs))
+        if len(ids) != 2 or ids[0] < 2 or total != ids[0] * ids[1] or not cuts:
+            return
+        samples, tokens = (cuts.get(axis, (((0, ids[axis]),),) * len(refs)) for axis in (0, 1))
+        own = list(zip(samples, tokens, strict=True))
+        if lengths != [sum(n for _, n in rows) * sum(long for _, long in mine) for rows, mine in own]:
+            return
+        yield tuple(
+            tuple(
+                (sample * ids[1] + at, long) for start, n in rows for sample in range(start, start + n)
+                for at, long in mine
+            )
+            for rows, mine in own
+        )  # fmt: skip
+        if 0 not in cuts:
+            yield tuple(tuple((at * ids[0], long * ids[0]) for at, long in mine) for mine in tokens)
+            return
+        yield tuple(
+            tuple(
+                (token * ids[0] + start, n) for at, long in mine for token in range(at, at + long) for start, n in rows
+            )
+            for rows, mine in own
+        )  # fmt: skip
 
     def _are_of_tokens(self, axis: int, whole: TensorRef) -> bool:
         """Whether an axis of what one process has is that of a sequence's tokens."""
@@ -753,6 +823,28 @@ class RankGroup:
             tuple(place for place, _ in ordered),
         )  # fmt: skip
         return held if standing_for(held).shape == whole.shape else None
+
+
+def _in_ranks_turn(cut: tuple[tuple[Stretch, ...], ...]) -> tuple[Stretch, ...]:
+    """The tokens of a sequence as its ranks have them, one rank after the other."""
+    return tuple(stretch for own in dict.fromkeys(cut) for stretch in own)
+
+
+def _axes_of(turn: tuple[Stretch, ...], every: Sequence[TensorRef]) -> Iterator[int]:
+    """The axes along which tensors may have all tokens in this turn; none where it is that of the tokens itself."""
+    total, in_order = sum(long for _, long in turn), sorted(turn)
+    if turn == tuple(in_order) or any(at != sum(long for start, long in turn if start < at) for at, _ in in_order):
+        return
+    if any(ref.rows is not None or not ref.is_readable or ref.numel > _MOST for ref in every):
+        return
+    for axis in range(min(3, len(every[0].shape))):
+        if all(len(ref.shape) == len(every[0].shape) and ref.shape[axis] == total for ref in every):
+            yield axis
+
+
+def _as_tokens_follow(ref: TensorRef, axis: int, turn: tuple[Stretch, ...]) -> TensorRef:
+    """What has all tokens in the turn of the ranks, as they follow each other."""
+    return standing_for(HeldByRanks((0,), (ref,), axis, (turn,)))
 
 
 def _off(held: HeldByRanks, whole: TensorRef) -> float:

@@ -127,6 +127,8 @@ def _ranks_of(
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
             continue
+        if (turn := next((of for axis, of in whole_of.cuts if axis == 1), None)) is not None:
+            found.lay_gathered(turn)
         for pair in found.made:
             if pair.together is not None:
                 pair.together.whole_of = whole_of
@@ -342,8 +344,8 @@ def _shapes_of_both(
     def shape_of(place: tuple[str, str]) -> tuple[int, ...]:
         ref = next(side.tensors[place][1] for side in ranks.values() if place in side.tensors)
         theirs = next((side.tensors[place][1] for side in others.values() if place in side.tensors), None)
-        if theirs is None:
-            return ref.shape
+        if theirs is None:  # what a stage of a pipeline returns under a number of its own
+            return ref.shape if place[1] in OF_ALL_SAMPLES else sizes.of_own_tokens(ref.shape)
         shape = sizes.of(place[1], ref.shape, theirs.shape)
         if shape == ref.shape == theirs.shape and place[1] in OF_ALL_SAMPLES:
             return _of_slices(place, ranks, others, alike)
@@ -444,6 +446,7 @@ class _Sizes:
     def __init__(self, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, alike: Alike) -> None:
         self._whole = None if ids is None else ids.shape
         self._own, self._theirs = (_ids_shape(sides) for sides in (ranks, others))
+        self._members = tuple(len(groups[0]) for groups in alike)
         counts = [(1, len(sides), len(groups[0])) for sides, groups in zip((ranks, others), alike, strict=True)]
         self._counts = [(own, other) for own in counts[0] for other in counts[1]]
 
@@ -468,6 +471,9 @@ class _Sizes:
             if of_tokens and (mine, other) == (self._own[axis], self._theirs[axis]):
                 made[axis] = self._whole[axis]  # type: ignore[index]
                 continue
+            if of_tokens and mine == other and len(own) > 2 and self._is_cut_twice(axis, mine):
+                made[axis] = self._whole[1]  # type: ignore[index]
+                continue
             if stage not in OF_ALL_SAMPLES and self._whole is not None and mine != other:
                 # Heads may stand before the tokens, and tokens before samples.
                 held = ((self._own[of], self._theirs[of]) for of in (1, 0))
@@ -478,6 +484,20 @@ class _Sizes:
             if mine != other:
                 made[axis] = min([mine * own for own, of in self._counts if mine * own == other * of], default=mine)
         return tuple(made)
+
+    def of_own_tokens(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what one run alone has: of all tokens, where a rank has it of as many as it has token ids."""
+        is_of_ids = self._whole is not None and own[:2] == self._own
+        return (*self._whole, *own[2:]) if self._whole is not None and is_of_ids else own
+
+    def _is_cut_twice(self, axis: int, long: int) -> bool:
+        """Whether an axis is as short in one run as its ranks' token ids (context parallelism), and in the other by the
+        ranks that have the same ones (sequence parallelism).
+        """
+        if self._whole is None or (axis == 0 and long == self._whole[0]):
+            return False
+        ids = self._own[1], self._theirs[1]
+        return any(long == ids[1 - at] < ids[at] == self._whole[1] == long * self._members[at] for at in (0, 1))
 
 
 def _ids_shape(sides: dict[int, Side]) -> tuple[int, ...]:

@@ -113,3 +113,27 @@ def test_the_same_samples_otherwise_recorded_are_no_others(case: str, tmp_path: 
     a, b = (recorded(tmp_path / which, ranks) for which, ranks in zip("ab", SAME[case], strict=True))
     found = workbench.compare_dumps(a, b).get("parallel")
     assert found is None or not any(one["kind"] == "other samples" for one in found["faults"])
+
+
+@pytest.mark.parametrize("micros", [1, 2])
+def test_a_rank_that_lost_samples_is_told_by_what_the_others_have(micros: int, tmp_path: Path) -> None:
+    def shared(folder: Path, ranks: list[list[Tensor]]) -> Path:
+        for rank, own in enumerate(ranks):
+            with Recorder(folder) as recorder, recorder.step(0, rank=rank) as record:
+                for micro, ids in enumerate(own):
+                    record("batch_inputs", {"input_ids": ids.contiguous()}, micro=micro)
+                    record("loss", {"loss": ids.float().mean()}, micro=micro)
+                total = sum(float(ids.float().mean()) for ids in own)
+                record("gradient", {"grad.norm.weight": torch.full((32,), total)}, micro=None)
+        return folder
+
+    samples = STEPS.reshape(-1, 12)
+    a = shared(tmp_path / "a", [list(half.split(2)) for half in samples.split(4)])
+    pairs = list(samples.split(2))
+    ranks = [list(pair.split(2 // micros)) for pair in pairs]
+    ranks[2] = [pairs[2][:1]]
+    doc = workbench.compare_dumps(a, shared(tmp_path / "b", ranks))
+    fault = there(doc.get("parallel"))["faults"][0]
+    assert (fault["kind"], fault["ranks"]) == ("lost samples", [2])
+    assert "was given 1 sample in step 0" in fault["sentence"]
+    assert ("micro-batch 1 is missing" in fault["sentence"]) == (micros == 2)

@@ -99,13 +99,18 @@ def test_a_tied_head_is_missing_only_where_it_is_not_the_embedding(tmp_path: Pat
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-3])
-def test_a_tied_head_of_another_stage_is_the_embedding_on_every_rank_that_has_it(off: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("embeds", "head"), [("word_embeddings", "output_layer"), ("tok_embeddings", "output"), ("embed_in", "embed_out")]
+)
+def test_a_tied_head_of_another_stage_is_the_embedding_on_every_rank_that_has_it(
+    embeds: str, head: str, off: float, tmp_path: Path
+) -> None:
     embedding = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
     norm = torch.ones(8)
-    one = {"param": {"param.word_embeddings.weight": embedding, "param.final_layernorm.weight": norm}}
-    first = {"param": {"param.word_embeddings.weight": embedding}}
-    last = {"param": {"param.output_layer.weight": embedding, "param.final_layernorm.weight": norm}}
-    other = {"param": {"param.output_layer.weight": embedding + off, "param.final_layernorm.weight": norm}}
+    one = {"param": {f"param.{embeds}.weight": embedding, "param.final_layernorm.weight": norm}}
+    first = {"param": {f"param.{embeds}.weight": embedding}}
+    last = {"param": {f"param.{head}.weight": embedding, "param.final_layernorm.weight": norm}}
+    other = {"param": {f"param.{head}.weight": embedding + off, "param.final_layernorm.weight": norm}}
     found = compared(tmp_path, one, first, first, last, other)
     assert found.counts["MISSING"] == (off > 0)
     assert any("tied weights" in note for note in found.notes) is (off == 0)

@@ -455,3 +455,12 @@ def test_a_gradient_that_each_rank_has_of_its_own_tokens_lacks_no_rank(is_own: b
              for half, own, factor in zip(HALVES, each, factors, strict=True)]  # fmt: skip
     told = kinds(compared(tmp_path, step(slice(None), each[0] + each[1]), *ranks))
     assert told == ({("not summed", (0, 1))} if is_own else {("missing", (1,))})
+
+
+@pytest.mark.parametrize(("first", "kind"), [(0.5, "too little"), (0.3, "not summed")])
+def test_a_tied_weight_of_two_stages_is_averaged_or_not_summed(first: float, kind: str) -> None:
+    whole = random(12, 8)
+    held = [HeldByRanks((rank,), (as_ref(share * whole),)) for rank, share in enumerate((first, 1 - first))]
+    fault = contributions.tied_apart("the gradient", as_ref(whole), *held)
+    assert fault is not None
+    assert (fault.kind, fault.ranks) == (kind, (0, 1))

@@ -130,6 +130,16 @@ def test_groups_that_were_given_the_same_samples_are_named(tmp_path: Path) -> No
     assert [(one.kind, one.ranks) for one in said] == [("same samples", (0, 1, 2, 3))]
 
 
+@pytest.mark.parametrize(("share", "ranks"), [(0, (1,)), (1, (0,))])
+@pytest.mark.parametrize("turn", [IN_ORDER[2], ZIGZAG[2]])
+def test_a_rank_that_has_anothers_share_of_the_sequences_is_named(
+    turn: list[torch.Tensor], share: int, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    found = compared(tmp_path, ONE, *[rank(range(4), turn[share])] * 2)
+    said = [one.astray for one in found.together if one.astray is not None]
+    assert [(one.kind, one.ranks) for one in said] == [("same tokens", ranks)]
+
+
 PAIRS = [
     ("tp 2", "tp"), ("tp", "tp 2"), ("dp", "dp 4"), ("cp", "cp 4, zigzag"), ("cp 4", "tp 2"), ("cp", "tp 2"),
     ("tp in cp", "cp in dp"), ("tp in dp", "tp"), ("dp 4", "tp in cp in dp"), ("cp in dp, zigzag", "tp"),
@@ -154,6 +164,58 @@ def test_a_value_of_one_rank_of_either_is_found(
     steps[which] = off(steps[which], len(steps[which]) - 1, *place)
     found = both(tmp_path, steps["a"], steps["b"])
     assert there(found.first).name == place[1]
+
+
+@pytest.mark.parametrize(("zigzag", "wrong"), [(False, False), (True, False), (True, True)])
+def test_sequence_parallelism_faces_context_parallelism(zigzag: bool, wrong: bool, tmp_path: Path) -> None:
+    """Both have half of the tokens on every rank: one of them knows all token ids."""
+    halves = [{"batch_inputs": {"input_ids": IDS}, "modules": {"layers.0.output": HIDDEN[:, at].contiguous()}}
+              for at in IN_ORDER[2]]  # fmt: skip
+    slices = shared(samples=1, tokens=2, parts=1, zigzag=zigzag)
+    found = both(tmp_path, halves, off(slices, 1, "modules", "layers.0.output") if wrong else slices)
+    rows = {row.name: row.verdict.value for row in found.tensors}
+    assert rows["layers.0.output"] == ("DIFF" if wrong else "SAME")
+
+
+def with_rows(steps: list[dict[str, Any]], *, by_token: bool) -> list[dict[str, Any]]:
+    """The same ranks, which give a router their tokens in one row."""
+    made = []
+    for step in steps:
+        own = step["modules"]["layers.0.output"]
+        rows = (own.transpose(0, 1) if by_token else own).reshape(-1, own.shape[-1]).contiguous()
+        made.append({**step, "modules": {**step["modules"], "layers.0.mlp.gate.inputs.0": rows}})
+    return made
+
+
+@pytest.mark.parametrize("case", ["cp in dp", "cp in dp, zigzag", "dp in cp", "dp", "dp 4", "cp", "cp 4, zigzag"])
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_tokens_in_one_row_are_laid_as_samples_and_tokens_are_shared(
+    case: str, by_token: bool, wrong: bool, tmp_path: Path
+) -> None:
+    name = "layers.0.mlp.gate.inputs.0"
+    steps = with_rows(shared(**RUNS[case]), by_token=by_token)
+    one = with_rows([ONE], by_token=by_token)[0]
+    found = compared(tmp_path, one, *(off(steps, len(steps) - 1, "modules", name) if wrong else steps))
+    assert {row.name: row.verdict.value for row in found.tensors}[name] == ("DIFF" if wrong else "SAME")
+
+
+def test_what_stages_return_under_numbers_of_their_own_faces_context_parallelism(tmp_path: Path) -> None:
+    states = [random(4, 16, 8, seed=number) for number in (20, 21)]
+    named = [f"forward.output.hidden_states.{number}" for number in (0, 1)]
+    tokens = [
+        {"batch_inputs": {"input_ids": IDS[:, at].contiguous()},
+         "modules": {name: one[:, at].contiguous() for name, one in zip(named, states, strict=True)}}
+        for at in ZIGZAG[2]
+    ]  # fmt: skip
+    stages = [
+        {"batch_inputs": {"input_ids": IDS}, "modules": {named[0]: states[0]}},
+        {"batch_inputs": {"input_ids": IDS, "hidden": states[0]}, "modules": {named[0]: states[1]}},
+    ]
+    found = both(tmp_path, tokens, stages)
+    rows = {row.name: row.verdict.value for row in found.tensors}
+    assert {rows[name] for name in named} == {"SAME"}
+    assert "SHAPE" not in rows.values()
 
 
 @pytest.mark.parametrize("which", ["a", "b"])

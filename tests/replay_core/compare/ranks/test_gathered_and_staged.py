@@ -45,6 +45,14 @@ def shared(rows: list[list[int]], keys: Tensor, heads: int = 1) -> list[Step]:
     ]  # fmt: skip
 
 
+def by_heads(keys: Tensor) -> list[Step]:
+    """Ranks that compute tokens in order and have all tokens of some heads (Ulysses)."""
+    halves = torch.arange(16).chunk(2)
+    return [
+        rank([0, 1, 2, 3], at, part, states_positions=True) for at, part in zip(halves, keys.chunk(2, 2), strict=True)
+    ]
+
+
 EVERY = torch.arange(16)
 LAID: dict[str, tuple[list[Step], list[Step]]] = {
     "one process": ([rank([0, 1, 2, 3], EVERY, KEYS)], shared([[0, 1, 2, 3]], KEYS[:, GATHERED])),
@@ -53,6 +61,7 @@ LAID: dict[str, tuple[list[Step], list[Step]]] = {
         [rank([0, 1], EVERY, KEYS), rank([2, 3], EVERY, KEYS)], shared([[0, 1], [2, 3]], KEYS[:, GATHERED]),
     ),
     "heads too": ([rank([0, 1, 2, 3], EVERY, KEYS)], shared([[0, 1, 2, 3]], KEYS[:, GATHERED], heads=2)),
+    "heads of all tokens": (shared([[0, 1, 2, 3]], KEYS[:, GATHERED]), by_heads(KEYS)),
     "laid in turn": ([rank([0, 1, 2, 3], EVERY, KEYS)], shared([[0, 1, 2, 3]], KEYS)),
 }  # fmt: skip
 
@@ -64,7 +73,7 @@ def test_keys_that_were_gathered_are_laid_as_tokens_follow_each_other(case: str,
     result = compare_runs(open_run(a), open_run(b))
     assert result.agrees, [(row.name, row.reason) for row in result.tensors if row.verdict.diverges]
     assert exit_code(workbench.compare_dumps(a, b)) == 0
-    assert any("position_ids, which b alone has" in note for note in result.notes)
+    assert any("position_ids, which b alone has" in note for note in result.notes) == (case != "heads of all tokens")
 
 
 def test_keys_that_are_others_are_off(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Gradient norms that each rank took of what it holds alone: said of other tensors than the other run's, which are
+compared themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.compare.pairing.align import MicroBatchPair, Side, TensorPair
+from replay_core.compare.pairing.ranks import Together
+from replay_core.errors import DumpError
+from replay_core.records import TensorRef
+
+_NAMES = ("grad_norm", "clipped_grad_norm")
+#: How near a norm is to what was recorded: in float32, as a rule.
+_NEAR = 1e-3
+#: What is said of such norms.
+OF_PARTS = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
+OF_OTHERS = "either run's is the norm of the gradients that its rank holds, and these are not the same ones"
+
+
+def is_of_parts(name: str, together: Together) -> bool:
+    """Whether the norm that each rank recorded, in either run, is that of its own gradients, which are not all of them
+    whole.
+    """
+    if name not in _NAMES:
+        return False
+    held = next((one for one in together.held.values() if one.parts[0].name == name), None)
+    if together.whole_of is not None and is_of_parts(name, together.whole_of):
+        return True
+    gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
+    if held is None or not any(one.is_cut or len(one.ranks) < len(held.ranks) for one in gradients):
+        return False
+    squares = dict.fromkeys(held.ranks, 0.0)
+    for one in gradients:
+        for rank, ref in zip(one.ranks, one.parts, strict=True):
+            squares[rank] += _square(ref)
+    return all(_is_root(ref, squares[rank]) for rank, ref in zip(held.ranks, held.parts, strict=True))
+
+
+def is_of_others(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
+    """Whether the norms of two ranks that face each other are those of the gradients that each holds, and these are
+    others by name: experts, of which one run has all on every rank and the other some.
+    """
+    if pair.name not in _NAMES or pair.a is None or pair.b is None or micro_pair.together is not None:
+        return False
+    a, b = (dict(_gradients(side)) for side in (micro_pair.a, micro_pair.b))
+    if not a or not b or a.keys() == b.keys():
+        return False
+    sides = ((pair.a[1], a.values()), (pair.b[1], b.values()))
+    try:
+        return all(_is_root(said, sum(map(_square, refs))) for said, refs in sides)
+    except DumpError:
+        return False
+
+
+def _gradients(side: Side) -> Iterable[tuple[str, TensorRef]]:
+    return ((name, ref) for (name, _), (_, ref) in side.tensors.items() if name.startswith("grad."))
+
+
+def _square(ref: TensorRef) -> float:
+    return sum(float(np.square(chunk.astype(np.float64)).sum()) for _, chunk in pages.flat_chunks(ref))
+
+
+def _is_root(ref: TensorRef, square: float) -> bool:
+    if ref.numel != 1 or not ref.is_readable or ref.is_text:
+        return False
+    said = float(pages.array(ref).reshape(-1)[0])
+    return bool(abs(said - square**0.5) <= _NEAR * abs(said))
