@@ -132,6 +132,9 @@ class Forked:
 
     def _hear(self, timeout: float | None) -> bool:
         """Take what the origin says next; whether it said something in time."""
+        if self.returncode is None and self._origin.socket.fileno() < 0:  # it was closed, and the child with it
+            self.returncode = self._origin.process.wait()
+            return True
         if self.returncode is not None or not _is_readable(self._origin.socket, timeout):
             return False
         try:

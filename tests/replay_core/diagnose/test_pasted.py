@@ -338,7 +338,7 @@ ENDS: dict[str, tuple[str, str]] = {
     "no logits": ("NotImplementedError: Unsloth: Logits are empty from 2024.11 onwards. set `UNSLOTH_RETURN_LOGITS` to 1\n", "no logits"),
     "an empty batch": ("AssertionError: batch size is 0 after filtering\n", "no sample of the batch is left"),
     "an engine that starts": ("RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.\n", "as it starts"),
-    "another process": ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 79.25 GiB of which 600.00 MiB is free. Process 123 has 78.00 GiB memory in use.\n", "another process holds most"),
+    "another process": ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 79.25 GiB of which 600.00 MiB is free. Process 123 has 78.00 GiB memory in use.\n", "other processes hold 78 of the GPU's"),
     "a launcher's table": ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\nFailures:\n  <NO_OTHER_FAILURES>\n  rank      : 2 (local_rank: 2)\n  exitcode  : 1 (pid: 31789)\n", "rank 2 with exit code 1"),
     "a table of a rank that was killed": ("  rank      : 2 (local_rank: 2)\n  exitcode  : -9 (pid: 31789)\n", "out of host memory"),
     "a weight that the engine does not know": ("ray.exceptions.RayTaskError(KeyError): ray::LLMRayActor.update_weight() (pid=445964, ip=172.17.0.2)\n", "name of a weight"),

@@ -318,7 +318,7 @@ def test_a_gpu_full_of_tensors_is_not_fragmented(tmp_path: Path) -> None:
 def test_what_is_neither_free_nor_this_processs_own_is_anothers(tmp_path: Path) -> None:
     own = "Including non-PyTorch memory, this process has 20.10 GiB memory in use. "
     one = of_memory(tmp_path, memory("2.00 GiB", "1.00 GiB", "19.00 GiB", "100.00 MiB", own=own))
-    assert "another process holds most of the GPU" in one.cause
+    assert "other processes hold 58.09 of the GPU's 79.19 GiB" in one.cause
 
 
 def test_a_layer_that_is_computed_again_in_the_backward(tmp_path: Path) -> None:

@@ -172,4 +172,4 @@ def test_a_process_that_does_not_know_its_own_number_is_not_another(tmp_path: Pa
     alone = diagnosed(tmp_path, text.format(held=77.73, own=74.89)).findings[0]
     assert "another process" not in alone.cause
     beside = diagnosed(tmp_path, text.format(held=57.73, own=17.5)).findings[0]
-    assert "another process holds most of the GPU" in beside.cause
+    assert "other processes hold 57.73 of the GPU's 79.33 GiB" in beside.cause

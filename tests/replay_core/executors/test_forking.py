@@ -10,7 +10,7 @@ import pytest
 
 from replay_core.errors import ChildDiedError
 from replay_core.executors import forking, wire
-from replay_core.executors.child import ChildRunner
+from replay_core.executors.child import ChildRunner, _Child
 from replay_core.jobs import IMPORTING, Event, Job, LogLine, Progress
 from tests.replay_core.executors.conftest import PERFORM
 from tests.replay_core.executors.test_child import gone
@@ -126,7 +126,10 @@ def test_a_child_whose_end_was_not_heard_is_not_taken_for_the_next(
     def interrupted(_event: Event) -> None:
         raise KeyboardInterrupt
 
-    def again(self: object) -> None:
+    left: list[_Child] = []
+
+    def again(child: _Child) -> None:
+        left.append(child)
         raise KeyboardInterrupt
 
     first = runner.run(Job("pid"))["pid"]
@@ -136,6 +139,7 @@ def test_a_child_whose_end_was_not_heard_is_not_taken_for_the_next(
             runner.run(Job("sleep"), interrupted)
     said = runner.run(Job("pid"))
     assert said["pid"] == said["session"] != first
+    left[0].kill()
 
 
 def test_where_a_kernel_has_no_file_for_a_process_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
