@@ -201,6 +201,20 @@ def cause_of_recording(
     }
 
 
+def rounded_forward(held: Mapping[str, Any], limit: Any) -> dict[str, Any]:
+    """Why the trainer's own forward seems to disagree, which is no further off than half precision moves its tokens.
+
+    limit: how far that is (`recorded.Explained`).
+    """
+    kind = "rounding"
+    return {
+        "kind": kind, "is_noise": True, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
+        "sentence": f"its forward: {KINDS[kind].said}: {held['max_abs']:.3g} nats off at most, {held['mean_abs']:.3g} "
+        f"on average; half precision and float32 are up to {limit.most:.3g} apart on these tokens, on average "
+        f"{limit.mean:.3g}",
+    }  # fmt: skip
+
+
 def cause_of_gradients(found: Sequence[HeldGradient], finer: str) -> dict[str, Any]:
     """Of gradients that differ, all of them rounded otherwise or none: how far they are from those in a finer dtype, as
     each row alone's are.

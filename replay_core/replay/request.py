@@ -21,7 +21,7 @@ from replay_core.records import Run
 from replay_core.replay import ahead
 from replay_core.replay.axes import Axes
 from replay_core.replay.batch import MicroBatch
-from replay_core.replay.causes import cause_of_recording
+from replay_core.replay.causes import cause_of_recording, rounded_forward
 from replay_core.replay.flags import FLAGS, settings_asked, settings_known
 from replay_core.replay.forecast import unavailable
 from replay_core.replay.guesses import by_rows_alone, explain
@@ -402,10 +402,16 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
 
     mean, most = distance(baseline)
     held = {"mean_abs": mean, "max_abs": most}
-    if not (np.isfinite(mean) and mean > LOGPROB_NOISE_FP32):
+    if not np.isfinite(mean):
+        return []
+    is_half = baseline.cell["flags"]["dtype"] != "float32"
+    if not own.agreement and is_half and not is_large and (limit := _explained(bench, own_N, micro.batch)) is not None:
+        own.cause = rounded_forward(held, limit)
+        return []
+    if mean <= LOGPROB_NOISE_FP32:
         return []
     if own.agreement:
-        if baseline.cell["flags"]["dtype"] == "float32":
+        if not is_half:
             return []
         if is_large:
             return [
@@ -424,18 +430,31 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     return []
 
 
+def _noise_of(bench: Bench, own_N: np.ndarray[Any, Any], batch: MicroBatch) -> tuple[Explained, float] | None:
+    """How far half precision moves the tokens of the trainer's own forward, and how far that is off on average of the
+    nearer of it and float32; None where float32 does not run.
+    """
+    baseline = bench.baseline
+    finer = bench.in_dtype(baseline, "float32")
+    if baseline.run is None or finer.run is None:
+        return None
+    alone_N, finer_N = (replayed_N(run, batch) for run in (baseline.run, finer.run))
+    mean = min(float(np.abs(own_N - one_N).mean()) for one_N in (alone_N, finer_N))
+    return Explained.of_tokens(own_N, alone_N, finer_N), mean
+
+
+def _explained(bench: Bench, own_N: np.ndarray[Any, Any], batch: MicroBatch) -> Explained | None:
+    """How far half precision moves these tokens, where that explains log-probabilities that are past its bounds."""
+    found = _noise_of(bench, own_N, batch)
+    return found[0] if found is not None and found[0].explains else None
+
+
 def _is_past_rounding(bench: Bench, own_N: np.ndarray[Any, Any], batch: MicroBatch) -> bool:
     """Whether log-probabilities within the bounds of half precision are off by more on average than it moves the worst
     of these tokens. Of few tokens none is the worst, and a mixture sends one elsewhere, whole nats away.
     """
-    baseline = bench.baseline
-    finer = bench.in_dtype(baseline, "float32")
-    if own_N.size < _FEWEST_TOLD or baseline.run is None or finer.run is None:
-        return False
-    alone_N, finer_N = (replayed_N(run, batch) for run in (baseline.run, finer.run))
-    noise = Explained.of_tokens(own_N, alone_N, finer_N)
-    mean = min(float(np.abs(own_N - one_N).mean()) for one_N in (alone_N, finer_N))
-    return not noise.explains and mean > noise.most
+    found = _noise_of(bench, own_N, batch) if own_N.size >= _FEWEST_TOLD else None
+    return found is not None and not found[0].explains and found[1] > found[0].most
 
 
 def _is_pack(micro: RecordedBatch) -> bool:

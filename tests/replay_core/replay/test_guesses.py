@@ -214,6 +214,29 @@ def test_a_trainers_own_forward_is_asked_of_rows_by_themselves(
     assert exit_code(doc) == 1
 
 
+_TWO_ROWS = """
+import torch
+def log_probs(model, batch):
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    positions, found = (mask.cumsum(1) - 1).clamp(min=0), []
+    for at in range(0, len(ids), 2):
+        few = slice(at, at + 2)
+        logits = model(ids[few], attention_mask=mask[few], position_ids=positions[few], use_cache=False).logits.float()
+        found.append(logits[:, :-1].log_softmax(-1).gather(-1, ids[few, 1:, None])[..., 0])
+    return torch.cat(found)
+"""
+
+
+def test_a_right_forward_that_is_rounded_otherwise_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}._LENGTHS", (30, 25, 33, 28))
+    (tmp_path / "own_forward_two_rows.py").write_text(_TWO_ROWS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = {"forward": "own_forward_two_rows:log_probs", "forward_path": str(tmp_path)}
+    cell = answer(tmp_path / "dump", _LEARNED, Trainer.padded, dtype="bfloat16", **asked)["cells"][-1]
+    assert cell["agreement"]["agrees"] is True
+    assert cell["cause"] is None or cell["cause"]["is_noise"]
+
+
 def test_rows_are_asked_of_its_forward_in_a_matrix_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_forward_in_a_matrix.py").write_text(_SMOOTHED)
     monkeypatch.syspath_prepend(str(tmp_path))
