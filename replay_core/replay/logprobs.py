@@ -5,6 +5,7 @@ Logits come from the head in the model's dtype, then float32, divided by the tem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +18,10 @@ from replay_core.errors import CellError
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.replay.footprint import ENTROPY_ROWS
 from replay_core.replay.libraries import transformers
+from replay_core.replay.whole_model import has_own_forward
+
+#: What part of the logits is no rounding, where other rows stand beside.
+_OF_OTHER_ROWS = 0.02
 
 HeadFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -93,6 +98,14 @@ class _Stub(torch.nn.Module):  # type: ignore[misc]
         return _output()(last_hidden_state=self.hidden)
 
 
+def _has_own_code(causal_lm: Any) -> bool:
+    """Whether the model or its output embedding was given another `forward`, or hooks."""
+    head = causal_lm.get_output_embeddings()
+    is_moved = hasattr(head, "_hf_hook")  # accelerate's, which takes a module's inputs to its device
+    is_heads = head is not None and bool("forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks)
+    return (is_heads and not is_moved) or has_own_forward(causal_lm)
+
+
 class Head:
     """The causal LM's own code after its backbone: head, softcap, logit scale, whatever it does.
 
@@ -103,7 +116,8 @@ class Head:
         is_repeatable: False where two forwards of that row put out different hidden states.
 
     Raises:
-        CellError: neither the model's own code on given hidden states nor its output embedding reproduces them.
+        CellError: neither the model's own code on given hidden states nor its output embedding reproduces them; or that
+            code gives a row other logits beside another row, which a head that is run on tokens cannot.
     """
 
     def __init__(
@@ -128,6 +142,26 @@ class Head:
                 found=type(causal_lm).__name__,
                 hint="this architecture needs its own forward; please report it",
             )
+
+        if _has_own_code(causal_lm) and self._depends_on_rows(hidden_1ND):
+            raise CellError(
+                "the model's head depends on the batch: it gives a row other logits beside another row, and is not run "
+                "on rows here",
+                expected="the logits that it gives the row alone",
+                hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
+            )
+
+    def _depends_on_rows(self, hidden_1ND: torch.Tensor) -> bool:
+        """Whether the same hidden states come out otherwise beside a row of others, larger and in another order."""
+        try:
+            alone, again = (self._compute(hidden_1ND).float() for _ in range(2))
+            beside = self._compute(torch.cat((hidden_1ND, 1.5 * hidden_1ND.flip(1)))).float()[:1]
+        except Exception:  # as `_agrees`
+            return False
+        size = float(alone.norm())
+        if beside.shape != alone.shape or not math.isfinite(size) or not torch.equal(alone, again):
+            return False
+        return float((beside - alone).norm()) > _OF_OTHER_ROWS * size
 
     @property
     def output_embedding(self) -> Any:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from replay_core.errors import UnavailableError
+from replay_core.errors import CellError, UnavailableError
 from replay_core.replay.whole_model import WholeModel, has_own_forward
 from tests.replay_core.replay.conftest import VOCABULARY, small_batch
 from tests.replay_core.replay.test_run import tensor
@@ -37,6 +37,29 @@ def masking_by_ids() -> LlamaForCausalLM:
 
     model.forward = forward
     return model
+
+
+def _with_head(change):
+    model = llama()
+    head = model.get_output_embeddings()
+    within = head.forward
+    head.forward = lambda hidden: change(within(hidden))
+    return model
+
+
+def rolling() -> LlamaForCausalLM:
+    """Rows go through its head in another order and are not put back."""
+    return _with_head(lambda logits: logits.roll(1, 0))
+
+
+def clipping() -> LlamaForCausalLM:
+    """Logits are clipped at a part of the greatest of the call."""
+    return _with_head(lambda logits: logits.clamp(max=0.4 * float(logits.max())))
+
+
+def capping() -> LlamaForCausalLM:
+    """Every logit is capped by itself."""
+    return _with_head(lambda logits: 2 * torch.tanh(logits / 2))
 
 
 class Halving(LlamaForCausalLM):
@@ -98,3 +121,13 @@ def test_a_model_that_is_run_whole_answers_what_its_backbone_answers():
         whole = WholeModel(model)(input_ids=ids_1T).last_hidden_state
         assert torch.equal(whole, model.model(input_ids=ids_1T).last_hidden_state)
     assert not model.model._forward_hooks
+
+
+@pytest.mark.parametrize("model", ["rolling", "clipping"])
+def test_a_head_that_looks_at_other_rows_is_refused_by_name(replay, model):
+    with pytest.raises(CellError, match="depends on the batch: it gives a row other logits beside another row"):
+        replay("packing=off", **plan(model))
+
+
+def test_a_head_of_its_own_that_looks_at_each_token_is_run(replay):
+    assert replay("packing=off", **plan("capping"))
