@@ -37,10 +37,16 @@ class WholeModel:
         """The backbone's output, `last_hidden_state` [b, s, D] of the tokens that `input_ids` [b, s] gives.
 
         Raises:
-            CellError: the model did not call its backbone with these tokens, one for one.
+            CellError: the model did not call its backbone with these tokens, one for one, or not in this order.
         """
         heard: list[Any] = []
-        handle = self._causal_lm.base_model.register_forward_hook(lambda _module, _args, put: heard.append(put))
+        given: list[Any] = []
+
+        def hear(_module: Any, args: tuple[Any, ...], named: dict[str, Any], put: Any) -> None:
+            heard.append(put)
+            given.append(named.get("input_ids", args[0] if args else None))
+
+        handle = self._causal_lm.base_model.register_forward_hook(hear, with_kwargs=True)
         try:
             self._causal_lm(**inputs, **self._fewest)
         finally:
@@ -53,4 +59,17 @@ class WholeModel:
                 found=", ".join(map(str, shapes)) or "no call of the backbone",
                 hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
             )
+        if _is_another_order(given[0], inputs["input_ids"]):
+            raise CellError(
+                "the model's own forward gives its backbone the rows in another order",
+                expected="the rows as they are given",
+                hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
+            )
         return heard[0]
+
+
+def _is_another_order(ids_BS: Any, given_BS: Any) -> bool:
+    """Whether these are the given rows, and not row by row."""
+    if ids_BS is None or ids_BS.shape != given_BS.shape or bool((ids_BS == given_BS).all()):
+        return False
+    return sorted(ids_BS.tolist()) == sorted(given_BS.tolist())

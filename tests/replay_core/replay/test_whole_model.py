@@ -62,6 +62,25 @@ def capping() -> LlamaForCausalLM:
     return _with_head(lambda logits: 2 * torch.tanh(logits / 2))
 
 
+def sorting() -> LlamaForCausalLM:
+    """Rows are sorted by their length, and put back."""
+    model = llama()
+    within = model.forward
+
+    def forward(input_ids, attention_mask=None, **given):
+        if attention_mask is None or attention_mask.ndim != 2:
+            return within(input_ids=input_ids, attention_mask=attention_mask, **given)
+        order = attention_mask.sum(1).argsort(descending=True, stable=True)
+        moved = {name: one[order] if hasattr(one, "shape") and one.shape[:1] == order.shape else one
+                 for name, one in given.items()}  # fmt: skip
+        put = within(input_ids=input_ids[order], attention_mask=attention_mask[order], **moved)
+        put.logits = put.logits[order.argsort()]
+        return put
+
+    model.forward = forward
+    return model
+
+
 class Halving(LlamaForCausalLM):
     """Calls its backbone twice, each time with half of the tokens."""
 
@@ -127,6 +146,11 @@ def test_a_model_that_is_run_whole_answers_what_its_backbone_answers():
 def test_a_head_that_looks_at_other_rows_is_refused_by_name(replay, model):
     with pytest.raises(CellError, match="depends on the batch: it gives a row other logits beside another row"):
         replay("packing=off", **plan(model))
+
+
+def test_rows_in_another_order_are_refused_by_name(replay):
+    with pytest.raises(CellError, match="gives its backbone the rows in another order"):
+        replay("packing=off", **plan("sorting"))
 
 
 def test_a_head_of_its_own_that_looks_at_each_token_is_run(replay):
