@@ -13,6 +13,7 @@ from replay_core.replay.kinds import KINDS
 
 if TYPE_CHECKING:
     from replay_core.replay.gradient_noise import HeldGradient
+    from replay_core.replay.recorded import Explained
 
 Evidence = Mapping[str, Any]
 
@@ -201,10 +202,10 @@ def cause_of_recording(
     }
 
 
-def rounded_forward(held: Mapping[str, Any], limit: Any) -> dict[str, Any]:
+def rounded_forward(held: Mapping[str, Any], limit: Explained) -> dict[str, Any]:
     """Why the trainer's own forward seems to disagree, which is no further off than half precision moves its tokens.
 
-    limit: how far that is (`recorded.Explained`).
+    limit: how far that is.
     """
     kind = "rounding"
     return {

@@ -444,9 +444,9 @@ def _noise_of(bench: Bench, own_N: np.ndarray[Any, Any], batch: MicroBatch) -> t
 
 
 def _explained(bench: Bench, own_N: np.ndarray[Any, Any], batch: MicroBatch) -> Explained | None:
-    """How far half precision moves these tokens, where that explains log-probabilities that are past its bounds."""
+    """How far half precision moves these tokens, where that explains every one that is past its bounds."""
     found = _noise_of(bench, own_N, batch)
-    return found[0] if found is not None and found[0].explains else None
+    return found[0] if found is not None and found[0].explains_all else None
 
 
 def _is_past_rounding(bench: Bench, own_N: np.ndarray[Any, Any], batch: MicroBatch) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -15,10 +16,12 @@ from replay_core import workbench
 from replay_core.export.outcome import exit_code
 from replay_core.recorder import Recorder
 from replay_core.records import Run
-from replay_core.replay import guesses
+from replay_core.replay import guesses, request
 from replay_core.replay.flags import Flags
 from replay_core.replay.matrix import Bench
+from replay_core.replay.recorded import Explained
 from tests.builders import Here, padded_batch
+from tests.replay_core.replay.conftest import small_batch
 from tui_debugger.reports.replay import replay_report
 
 _LENGTHS = (9, 5, 12, 7)
@@ -235,6 +238,21 @@ def test_a_right_forward_that_is_rounded_otherwise_agrees(tmp_path: Path, monkey
     cell = answer(tmp_path / "dump", _LEARNED, Trainer.padded, dtype="bfloat16", **asked)["cells"][-1]
     assert cell["agreement"]["agrees"] is True
     assert cell["cause"] is None or cell["cause"]["is_noise"]
+
+
+@pytest.mark.parametrize(("most", "is_explained"), [(0.03, True), (5.0, False)])
+def test_half_precision_explains_a_forward_only_where_it_explains_every_token(
+    most: float, is_explained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    finer_N = -random.uniform(1, 8, 2000) / 3
+    alone_N = finer_N + random.normal(0, 0.005, 2000)
+    own_N = alone_N.copy()
+    own_N[7] += most
+    noise = Explained.of_tokens(own_N, alone_N, finer_N)
+    assert noise.explains, "of a recording a few tokens may be sent elsewhere"
+    monkeypatch.setattr(request, "_noise_of", lambda *_asked: (noise, 0.0))
+    assert (request._explained(cast("Bench", None), own_N, small_batch()) is not None) == is_explained
 
 
 def test_rows_are_asked_of_its_forward_in_a_matrix_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
