@@ -46,54 +46,130 @@ static inline double same(double value) { return value; }
 
 static inline float as_it_is(float value) { return value; }
 
-#define SIMD                                                                                                           \
-    _Pragma("omp simd reduction(+ : part_d, part_ad, part_a2, part_a4, part_d2, differ) reduction(max : most, most_relative)")
+// Vectors of 32 bytes, as most processors have them: with wider ones the sums of a row no longer fit their registers.
+typedef float Singles __attribute__((vector_size(32)));
+typedef double Doubles __attribute__((vector_size(32)));
+typedef float FewSingles __attribute__((vector_size(16)));
+typedef uint32_t Bits __attribute__((vector_size(32)));
+typedef int32_t Words __attribute__((vector_size(32)));
+typedef int64_t Longs __attribute__((vector_size(32)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+// The next numbers, as two vectors. Those of two bytes are taken apart as a word's lower and upper half, which is the
+// cheapest: the first vector holds the even columns, the second the odd ones.
+INLINE void two_bfloat16(const uint16_t *at, Singles *two) {
+    Bits words;
+    memcpy(&words, at, sizeof words);
+    two[0] = (Singles)(words << 16);
+    two[1] = (Singles)(words & 0xffff0000u);
+}
+
+INLINE void two_float16(const uint16_t *at, Singles *two) {
+    Bits words;
+    memcpy(&words, at, sizeof words);
+    for (int half = 0; half < 2; half++, words >>= 16) {
+        Bits size = (Bits)((Singles)((words & 0x7fff) << 13) * 0x1p112f);
+        size |= (Bits)((words & 0x7c00) == 0x7c00) & 0x7f800000u;
+        two[half] = (Singles)(size | (words & 0x8000) << 16);
+    }
+}
+
+INLINE void two_float32(const float *at, Doubles *two) {
+    FewSingles few[2];
+    memcpy(few, at, sizeof few);
+    for (int half = 0; half < 2; half++) two[half] = __builtin_convertvector(few[half], Doubles);
+}
+
+INLINE void two_float64(const double *at, Doubles *two) { memcpy(two, at, 2 * sizeof *two); }
+
+// Sums of columns, from the order in which two_bfloat16 and two_float16 leave 16 of them to their own.
+static void in_turn(float *columns) {
+    float found[16];
+    for (int place = 0; place < 16; place++) found[place % 8 * 2 + place / 8] = columns[place];
+    memcpy(columns, found, sizeof found);
+}
+
+static void are_in_turn(double *columns) { (void)columns; }
 
 // spans: `count` pairs of first column and the one behind the last; columns between them are left out.
 // lines [7, rows], `apart` from line to line: sums of d, a d, a^2, a^4, d^2; the greatest |d| and |d| / |a| (0 / 0 is
 // passed over).
-// columns_d2, columns_a2 [columns]: added to. Returns the number of elements that differ.
-#define PAIR(NAME, STORED, REAL, LOAD, SIZE)                                                                           \
+// columns_d2, columns_a2 [columns]: zeros, and then the sums. Returns the number of elements that differ.
+#define PAIR(NAME, STORED, REAL, LOAD, SIZE, VECTOR, WHOLE, SIGN, TWO, LONGEST, IN_TURN)                               \
     WIDEST int64_t NAME(const STORED *restrict a, const STORED *restrict b, int64_t rows, int64_t columns,             \
                         const int64_t *restrict spans, int64_t count, double *restrict lines, int64_t apart,           \
                         REAL *restrict columns_d2, REAL *restrict columns_a2) {                                        \
+        enum { WIDE = sizeof(VECTOR) / sizeof(REAL), BOTH = 2 * WIDE };                                                \
         int64_t unequal = 0;                                                                                           \
         for (int64_t row = 0; row < rows; row++) {                                                                     \
-            double sum_d = 0, sum_ad = 0, sum_a2 = 0, sum_a4 = 0, sum_d2 = 0;                                          \
-            REAL most = 0, most_relative = 0;                                                                          \
+            const STORED *restrict left = a + row * columns, *restrict right = b + row * columns;                      \
+            double found[7] = {0};                                                                                     \
+            VECTOR most = {0}, most_relative = {0};                                                                    \
             for (int64_t span = 0; span < count; span++)                                                               \
-                for (int64_t start = spans[2 * span]; start < spans[2 * span + 1]; start += SEGMENT) {                 \
-                    int64_t end = spans[2 * span + 1] - start < SEGMENT ? spans[2 * span + 1] : start + SEGMENT;       \
-                    REAL part_d = 0, part_ad = 0, part_a2 = 0, part_a4 = 0, part_d2 = 0;                               \
-                    int32_t differ = 0;                                                                                \
-                    SIMD                                                                                               \
-                    for (int64_t column = start; column < end; column++) {                                             \
-                        REAL x = LOAD(a[row * columns + column]), d = LOAD(b[row * columns + column]) - x;             \
-                        REAL x2 = x * x, d2 = d * d, size = SIZE(d), relative = size / SIZE(x);                        \
-                        part_d += d;                                                                                   \
-                        part_ad += x * d;                                                                              \
-                        part_a2 += x2;                                                                                 \
-                        part_a4 += x2 * x2;                                                                            \
-                        part_d2 += d2;                                                                                 \
-                        differ += d != 0;                                                                              \
-                        most = size > most ? size : most;                                                              \
-                        most_relative = relative > most_relative ? relative : most_relative;                           \
-                        columns_d2[column] += d2;                                                                      \
-                        columns_a2[column] += x2;                                                                      \
+                for (int64_t start = spans[2 * span]; start < spans[2 * span + 1]; start += LONGEST) {                 \
+                    int64_t end = spans[2 * span + 1] - start < LONGEST ? spans[2 * span + 1] : start + LONGEST;       \
+                    VECTOR part_d = {0}, part_ad = {0}, part_a2 = {0}, part_a4 = {0}, part_d2 = {0};                   \
+                    WHOLE differ = {0};                                                                                \
+                    int64_t column = start;                                                                            \
+                    for (; column + BOTH <= end; column += BOTH) {                                                     \
+                        VECTOR two_x[2], two_y[2];                                                                     \
+                        TWO(left + column, two_x), TWO(right + column, two_y);                                         \
+                        for (int half = 0; half < 2; half++) {                                                         \
+                            VECTOR x = two_x[half], d = two_y[half] - x, x2 = x * x, d2 = d * d, sums_d2, sums_a2;     \
+                            VECTOR size = (VECTOR)((WHOLE)d & SIGN), relative = size / (VECTOR)((WHOLE)x & SIGN);      \
+                            WHOLE more = size > most, more_relative = relative > most_relative;                        \
+                            part_d += d;                                                                               \
+                            part_ad += x * d;                                                                          \
+                            part_a2 += x2;                                                                             \
+                            part_a4 += x2 * x2;                                                                        \
+                            part_d2 += d2;                                                                             \
+                            differ -= d != 0;                                                                          \
+                            most = (VECTOR)(((WHOLE)size & more) | ((WHOLE)most & ~more));                             \
+                            most_relative = (VECTOR)(((WHOLE)relative & more_relative) |                               \
+                                                     ((WHOLE)most_relative & ~more_relative));                         \
+                            REAL *at_d2 = columns_d2 + column + half * WIDE, *at_a2 = columns_a2 + column + half * WIDE;\
+                            memcpy(&sums_d2, at_d2, sizeof sums_d2), memcpy(&sums_a2, at_a2, sizeof sums_a2);          \
+                            sums_d2 += d2, sums_a2 += x2;                                                              \
+                            memcpy(at_d2, &sums_d2, sizeof sums_d2), memcpy(at_a2, &sums_a2, sizeof sums_a2);          \
+                        }                                                                                              \
                     }                                                                                                  \
-                    sum_d += part_d, sum_ad += part_ad, sum_a2 += part_a2, sum_a4 += part_a4, sum_d2 += part_d2;       \
-                    unequal += differ;                                                                                 \
+                    for (int lane = 0; lane < WIDE; lane++) {                                                          \
+                        found[0] += part_d[lane], found[1] += part_ad[lane], found[2] += part_a2[lane];                \
+                        found[3] += part_a4[lane], found[4] += part_d2[lane];                                          \
+                        unequal += differ[lane];                                                                       \
+                    }                                                                                                  \
+                    for (; column < end; column++) {                                                                   \
+                        REAL x = LOAD(left[column]), d = LOAD(right[column]) - x, x2 = x * x, d2 = d * d;              \
+                        REAL size = SIZE(d), relative = size / SIZE(x);                                                \
+                        found[0] += d, found[1] += x * d, found[2] += x2, found[3] += x2 * x2, found[4] += d2;         \
+                        unequal += d != 0;                                                                             \
+                        most[0] = size > most[0] ? size : most[0];                                                     \
+                        most_relative[0] = relative > most_relative[0] ? relative : most_relative[0];                  \
+                        columns_d2[column] += d2, columns_a2[column] += x2;                                            \
+                    }                                                                                                  \
                 }                                                                                                      \
-            double found[7] = {sum_d, sum_ad, sum_a2, sum_a4, sum_d2, most, most_relative};                            \
+            for (int lane = 0; lane < WIDE; lane++) {                                                                  \
+                found[5] = most[lane] > found[5] ? most[lane] : found[5];                                              \
+                found[6] = most_relative[lane] > found[6] ? most_relative[lane] : found[6];                            \
+            }                                                                                                          \
             for (int line = 0; line < 7; line++) lines[line * apart + row] = found[line];                              \
         }                                                                                                              \
+        for (int64_t span = 0; span < count; span++)                                                                   \
+            for (int64_t start = spans[2 * span]; start < spans[2 * span + 1]; start += LONGEST) {                     \
+                int64_t end = spans[2 * span + 1] - start < LONGEST ? spans[2 * span + 1] : start + LONGEST;           \
+                for (int64_t column = start; column + BOTH <= end; column += BOTH)                                     \
+                    IN_TURN(columns_d2 + column), IN_TURN(columns_a2 + column);                                        \
+            }                                                                                                          \
         return unequal;                                                                                                \
     }
 
-PAIR(pair_bfloat16, uint16_t, float, from_bfloat16, __builtin_fabsf)
-PAIR(pair_float16, uint16_t, float, from_float16, __builtin_fabsf)
-PAIR(pair_float32, float, double, same, __builtin_fabs)
-PAIR(pair_float64, double, double, same, __builtin_fabs)
+// A row is added up in single precision no further than SEGMENT columns, in double to its end.
+#define TO_THE_END (INT64_C(1) << 62)
+PAIR(pair_bfloat16, uint16_t, float, from_bfloat16, __builtin_fabsf, Singles, Words, INT32_MAX, two_bfloat16, SEGMENT, in_turn)
+PAIR(pair_float16, uint16_t, float, from_float16, __builtin_fabsf, Singles, Words, INT32_MAX, two_float16, SEGMENT, in_turn)
+PAIR(pair_float32, float, double, same, __builtin_fabs, Doubles, Longs, INT64_MAX, two_float32, TO_THE_END, are_in_turn)
+PAIR(pair_float64, double, double, same, __builtin_fabs, Doubles, Longs, INT64_MAX, two_float64, TO_THE_END, are_in_turn)
 
 static inline int8_t truth(uint8_t byte) { return byte != 0; }
 
