@@ -19,7 +19,7 @@ PAIRS = frozenset(("bfloat16", "float16", "float32", "float64"))
 MOMENTS = PAIRS | {"int64", "int32", "uint8", "bool"}
 _FIGURES = 10
 _FD, _COUNT, _AT = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-_SAME_BYTES = (_FD, _COUNT, _FD, _COUNT, _COUNT, _AT, _AT, _COUNT, _COUNT)
+_SAME_BYTES = (_FD, _COUNT, _FD, _COUNT, _COUNT, _AT, _AT, _COUNT, _COUNT, _AT)
 _PAIR = (_AT, _AT, _COUNT, _COUNT, _AT, _COUNT, _AT, _COUNT, _AT, _AT)
 _FILES = (
     *(_FD, _COUNT, _FD, _COUNT, _COUNT), *(_AT, _COUNT, _COUNT), *(_AT, _COUNT), *(_AT, _COUNT), *(_AT,) * 6,
@@ -59,17 +59,24 @@ def read_rows(file: tuple[int, int], width: int, numbers: int, count: int, into:
 
 
 def same_bytes(
-    a: tuple[int, int], b: tuple[int, int], nbytes: int, rooms: tuple[int, int], first: int, block: int
+    a: tuple[int, int],
+    b: tuple[int, int],
+    nbytes: int,
+    rooms: tuple[int, int],
+    first: int,
+    block: int,
+    told: int | None = None,
 ) -> bool | None:
     """Whether two stretches of files, each a descriptor and an offset, hold the same bytes.
 
     `first` bytes are read at once, then `block` after `block`, into rooms of that size at two addresses.
+    told: address of two int64: how many bytes were found the same so far, and what stops it where it is not 0.
 
-    None where there is no library, or a file ends before: who reads it otherwise finds out why.
+    None where there is no library, a file ends before, or it was stopped: who reads it otherwise finds out why.
     """
     library = loaded()
-    found = library.same_bytes(*a, *b, nbytes, *rooms, first, block) if library is not None else -1
-    return None if found < 0 else bool(found)
+    found = library.same_bytes(*a, *b, nbytes, *rooms, first, block, told) if library is not None else -1
+    return None if found < 0 else bool(found == nbytes)
 
 
 def moments_at(address: int, count: int, dtype: str) -> list[float] | None:

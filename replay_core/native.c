@@ -191,15 +191,23 @@ int64_t read_rows(int32_t file, int64_t at, int64_t width, const int64_t *number
     return 1;
 }
 
-// Whether two stretches of files hold the same bytes; -1 where one could not be read whole. Most that differ do so at once.
+// How many bytes two stretches of files have in common at their beginning, as far as whole blocks tell: all of them where
+// they are the same; -1 where one could not be read whole. Most that differ do so at once, hence a smaller first block.
+// told: how far it is, for whoever looks meanwhile, and a number that stops it where it is no longer 0.
 int64_t same_bytes(int32_t file_a, int64_t at_a, int32_t file_b, int64_t at_b, int64_t bytes, char *room_a, char *room_b,
-                   int64_t first, int64_t block) {
-    for (int64_t start = 0, size = first; start < bytes; start += size, size = block) {
+                   int64_t first, int64_t block, volatile int64_t *told) {
+    int64_t start = 0;
+    for (int64_t size = first; start < bytes; size = block) {
         if (size > bytes - start) size = bytes - start;
         if (!read_all(file_a, room_a, size, at_a + start) || !read_all(file_b, room_b, size, at_b + start)) return -1;
-        if (memcmp(room_a, room_b, (size_t)size)) return 0;
+        if (memcmp(room_a, room_b, (size_t)size)) break;
+        start += size;
+        if (told) {
+            told[0] = start;
+            if (told[1]) break;
+        }
     }
-    return 1;
+    return start;
 }
 
 // Rows of two files, `step` of them at a time.

@@ -11,10 +11,11 @@ from functools import cache
 from math import copysign, prod
 from typing import TYPE_CHECKING, Any
 
-from replay_core import kernel
+from replay_core import kernel, read_ahead
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.file_spans import Stream
+from replay_core.landing import LINE, PAGE, Block
 from replay_core.records import FileBytes, Inline, Marks, Parts, Reduced, TensorRef, Unreadable
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 CHUNK = 262_144
 #: Bytes of a file that a tensor with strides is gathered from at a time.
 _SPAN = 1 << 22
-#: What two addresses are told apart by before their translation.
-_PAGE = 1 << 12
-#: What a processor's vectors and numpy's types are aligned to.
-_LINE = 64
 #: Rows further apart than this are read one by one: a call costs as much as copying so many bytes.
 _FAR = 1 << 16
 #: So many rows that lie far apart are read one by one.
@@ -97,13 +94,13 @@ def _landing(nbytes: int, offset: int) -> np.ndarray[Any, Any]:
 
     return (
         np.empty(nbytes, dtype=np.uint8)
-        if nbytes < _PAGE
-        else _placed(np.empty(nbytes + _PAGE, np.uint8), nbytes, offset)
+        if nbytes < PAGE
+        else _placed(np.empty(nbytes + PAGE, np.uint8), nbytes, offset)
     )
 
 
 def _placed(room: np.ndarray[Any, Any], nbytes: int, offset: int) -> np.ndarray[Any, Any]:
-    start = ((offset & -_LINE) - room.ctypes.data) % _PAGE
+    start = ((offset & -LINE) - room.ctypes.data) % PAGE
     return room[start : start + nbytes]
 
 
@@ -135,7 +132,7 @@ _rooms = _Rooms()
 @contextmanager
 def room(nbytes: int, offset: int) -> Iterator[np.ndarray[Any, Any]]:
     """Memory of a thread's for bytes from `offset` of a file, lying in its pages as they do (uint8 [nbytes])."""
-    whole = _rooms.take(nbytes + _PAGE)
+    whole = _rooms.take(nbytes + PAGE)
     try:
         yield _placed(whole, nbytes, offset)
     finally:
@@ -408,22 +405,11 @@ class _Blocks(threading.local):
     SIZE = 1 << 19  # both fit in an L2 cache of 1 MB; a call for less costs more than it saves, 2 MB were slower
 
     def __init__(self) -> None:
-        self._a, self._b = (_Block(self.SIZE) for _ in range(2))
+        self._a, self._b = (Block(self.SIZE) for _ in range(2))
 
     def landing(self, offset_a: int, offset_b: int) -> tuple[tuple[memoryview, int], tuple[memoryview, int]]:
         """As `_landing`, each with its address."""
         return self._a.landing(offset_a), self._b.landing(offset_b)
-
-
-class _Block:
-    def __init__(self, size: int) -> None:
-        block = (ctypes.c_char * (size + 2 * _PAGE))()
-        first = -ctypes.addressof(block) % _PAGE
-        self._view, self._at = memoryview(block).cast("B")[first:], ctypes.addressof(block) + first
-
-    def landing(self, offset: int) -> tuple[memoryview, int]:
-        start = (offset & -_LINE) % _PAGE
-        return self._view[start:], self._at + start
 
 
 _blocks = _Blocks()
@@ -468,6 +454,10 @@ def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | 
         return None
     if a.dtype != b.dtype or a.shape != b.shape or a.source.big_endian != b.source.big_endian:
         return None
+    if a.source.offset == b.source.offset and read_ahead.knows_same(
+        a.source.path, b.source.path, a.source.offset, a.nbytes
+    ):
+        return True
     (room_a, at_a), (room_b, at_b) = _blocks.landing(a.source.offset, b.source.offset)
     # Most tensors that differ do so at once.
     start, count = 0, min(_Blocks.FIRST, block)

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from replay_core import workbench
-from replay_core.errors import RequestError
-from replay_core.export.outcome import exit_code
-from replay_core.jobs import Event, Partial
+from replay_core import read_ahead
 from replay_core.records import STAGES, Selection
-from tui_debugger.commands import DumpPath, document_output, finish, say, selectors
+from tui_debugger.commands import DumpPath, document_output, finish, selectors
 from tui_debugger.commands.sharding import in_units, refuse, sharded, typed
 from tui_debugger.paths import digests_dir
-from tui_debugger.progress_line import ProgressLine
-from tui_debugger.reports.comparison import comparison_report, explanation
-
-if TYPE_CHECKING:
-    from replay_core.documents.comparison import ComparisonDocument, PairEntry
 
 _PATH = DumpPath(remote=True)
 
@@ -138,78 +128,27 @@ def command(
         "micro": micro or (Selection.parse(f"0:{num_micros}") if num_micros else None),
         "promised": {"rank": None if rank else num_ranks, "micro": None if micro else num_micros},
     }
-    if a is not None and len(given) == 1 and workbench.is_document(a):
-        doc = _reopened(a, options)
-    else:
-        progress, lines = ProgressLine("" if jsonl else "reading names of files"), _JsonLines() if jsonl else None
-        options["on_event"] = lines if lines else progress
-        options["explain"] = explain
-        options["is_rejudged"] = False
-        options["on_row"] = lines.row if lines else None
-        if self_hosted_dir and weaver_dir and remote_api_dir and len(given) == 3:
-            doc = workbench.compare_three(self_hosted_dir, weaver_dir, remote_api_dir, summarised=True, **options)
-        elif len(given) == 2:
-            scripted = True if self_hosted_dir else None
-            doc = workbench.compare_dumps(*given, summarised=scripted, **options)
+    asked_of = (step, rank, micro, stage, digests, num_ranks, num_micros, *name)
+    # Where only a part is compared, the rest would be read for nothing.
+    ahead = read_ahead.reading(*given) if len(given) == 2 and not any(asked_of) else nullcontext()
+    with ahead:
+        from tui_debugger.commands import comparing  # nearly all of rldbg: files are read meanwhile
+
+        if a is not None and len(given) == 1 and comparing.is_document(a):
+            doc = comparing.reopened(a, options)
+        elif len(given) == 2 or (self_hosted_dir and weaver_dir and remote_api_dir and len(given) == 3):
+            selected = {"step": step, "rank": rank, "micro": micro}
+            doc = comparing.compared(
+                given, options, explain=explain, jsonl=jsonl, is_scripted=self_hosted_dir is not None,
+                ruled={"weights": weights, **selected} if ruled else None,
+            )  # fmt: skip
         else:
             raise click.UsageError(f"compare needs two dumps, A and B; got {len(given)}")
-        if ruled:
-            selected: dict[str, Any] = {"step": step, "rank": rank, "micro": micro}
-            doc["ruling"] = workbench.referee(
-                *given[:2], weights_a=weights, weights_b=weights, on_event=progress, **selected
-            )
-        progress.clear()
-    if explain is not None:
-        explanation(doc, explain)  # an unknown name is an error in every form of output
+    report = comparing.reporter(doc, explain, show_all=show_all)
     if jsonl:
-        return _last_line(doc, output, allow_missing)
-
-    def report(document: ComparisonDocument) -> str:
-        if explain is not None:
-            return explanation(document, explain)
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        return comparison_report(document, show_all=show_all, width=width)
-
+        return comparing.last_line(doc, output, allow_missing)
     return finish(doc, report, as_json=as_json, output=output, allow_missing=allow_missing)
 
 
 def _told(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
-
-
-def _reopened(path: Path, options: dict[str, Any]) -> ComparisonDocument:
-    asked = [
-        option
-        for option, value in options.items()
-        if option not in ("promised", "digests_under") and value not in (None, False, ())
-    ]
-    if asked:
-        raise RequestError(
-            "a written document is shown as it was",
-            file=str(path),
-            expected="the dumps, to select or to judge again",
-            found=", ".join(f"--{option.removesuffix('_file')}" for option in asked),
-        )
-    doc = workbench.reopen(path)
-    if doc["kind"] != "comparison":
-        raise RequestError("the document is no comparison", file=str(path), expected="comparison", found=doc["kind"])
-    return doc
-
-
-class _JsonLines:
-    """A JSON line per tensor, and one for the first divergence, each as soon as it is known."""
-
-    def row(self, row: PairEntry) -> None:
-        say(json.dumps({"tensor": row}, allow_nan=False))
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Partial) and event.document.get("first_divergence"):
-            say(json.dumps(event.document, allow_nan=False))
-
-
-def _last_line(doc: ComparisonDocument, output: Path | None, allow_missing: bool) -> int:
-    """The document without its tensors, which have been said."""
-    rest = {name: value for name, value in doc.items() if name != "tensors"}
-    code = int(exit_code(doc, allow_missing=allow_missing))
-    finish(doc, lambda _doc: json.dumps({"comparison": rest}, allow_nan=False), as_json=False, output=output)
-    return code

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from replay_core import workbench
 from replay_core.errors import RequestError
-from replay_core.executors.child import ChildRunner
-from replay_core.units.shard import Shard
 from tui_debugger.aside import aside
 from tui_debugger.commands import Decorated, finish
-from tui_debugger.progress_line import ProgressLine
-from tui_debugger.reports.gathering import gathering_report
 
 if TYPE_CHECKING:
     from replay_core.records import Selection
+    from replay_core.units.shard import Shard
 
 shard_option = click.option(
     "--shard", metavar="I/N", help="Only part I of N, a file each in --out: 1/4; auto: Slurm's array, else RANK."
@@ -49,6 +45,8 @@ def shard_of(text: str | None) -> Shard | None:
     Raises:
         RequestError: it is none.
     """
+    from replay_core.units.shard import Shard
+
     found = Shard.parse(text, os.environ) if text is not None else Shard.of_array(os.environ)
     if found is not None and found.told_by:
         aside(f"part {found}, as {found.told_by} say\n")
@@ -86,6 +84,11 @@ def in_units(
     verbose: bool = False,
 ) -> int:
     """Do this worker's units, each in a child that stays warm and is replaced where it dies."""
+    from replay_core import workbench
+    from replay_core.executors.child import ChildRunner
+    from tui_debugger.progress_line import ProgressLine
+    from tui_debugger.reports.gathering import gathering_report
+
     if out is None:
         raise RequestError("--shard and --ray need a directory for what they find", expected="--out DIR", found="none")
     part = shard_of(shard)

@@ -1,0 +1,132 @@
+"""The files of two dumps, held against each other on another core while Python still imports what compares dumps.
+
+Half of a short comparison is imports. What was found the same by then, byte by byte, is not read again; where files
+differ, or one is asked about before it was reached, nothing is known and whoever asks reads for itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from replay_core import kernel
+from replay_core.landing import Block
+from replay_core.mirrored import INSIDE
+
+#: Below this a file is compared sooner than it is looked for; entries of a folder past these are left alone.
+_SMALLEST, _MOST_ENTRIES = 1 << 20, 256
+_FIRST, _BLOCK = 1 << 16, 1 << 18
+
+
+class _Told(ctypes.Structure):
+    """What the kernel tells of one pair of files while it reads them, and is told."""
+
+    _fields_ = (("same", ctypes.c_int64), ("stop", ctypes.c_int64))
+
+
+class _Ahead(threading.Thread):
+    """Holds the files of b against those of the same place in a that are as large."""
+
+    def __init__(self, a: Path, b: Path) -> None:
+        super().__init__(name="rldbg-read-ahead")
+        self._a, self._b = str(a), str(b)
+        self._told: dict[tuple[str, str], _Told] = {}
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        for told in list(self._told.values()):
+            told.stop = 1
+
+    def knows_same(self, a: str, b: str, end: int) -> bool:
+        """Whether both files were found the same up to byte `end`; where they were not yet, no more is read."""
+        told = self._told.get((a, b))
+        if told is None:
+            return False
+        if end > told.same:
+            self.stop()
+        return bool(end <= told.same)
+
+    def run(self) -> None:
+        rooms = Block(_BLOCK), Block(_BLOCK)
+        at = rooms[0].landing(0)[1], rooms[1].landing(0)[1]
+        for a, b in _facing(self._a, self._b):
+            # A process that ends waits for this thread.
+            if self._is_stopped or not threading.main_thread().is_alive():
+                return
+            try:
+                self._hold(a, b, at)
+            except OSError:
+                return  # whoever compares them says what is wrong
+
+    def _hold(self, a: str, b: str, rooms: tuple[int, int]) -> None:
+        file_a = os.open(a, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file_b = os.open(b, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(file_a).st_size
+                told = self._told[a, b] = _Told()
+                if self._is_stopped:
+                    return
+                kernel.same_bytes((file_a, 0), (file_b, 0), size, rooms, _FIRST, _BLOCK, ctypes.addressof(told))
+            finally:
+                os.close(file_b)
+        finally:
+            os.close(file_a)
+
+
+def _facing(a: str, b: str) -> Iterator[tuple[str, str]]:
+    """Files of equal size at the same place of both, or both themselves."""
+    size_a, size_b = _size(a), _size(b)
+    if size_a is not None or size_b is not None:
+        if size_a == size_b and size_a is not None and size_a >= _SMALLEST:
+            yield a, b
+        return
+    try:
+        names = sorted(os.listdir(a))
+    except OSError:
+        return
+    for name in names[:_MOST_ENTRIES]:
+        yield from _facing(os.path.join(a, name), os.path.join(b, name))
+
+
+def _size(path: str) -> int | None:
+    """Bytes of a regular file; None of a folder, and -1 of what is neither or is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1
+    if stat.S_ISDIR(found.st_mode):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
+_now: _Ahead | None = None
+
+
+@contextmanager
+def reading(a: Path, b: Path) -> Iterator[None]:
+    """Hold the files of two dumps against each other, on a thread, for the length of a `with`."""
+    global _now
+    # A mirror of a remote dump has holes, which would be the same zeros.
+    if kernel.loaded() is None or any(INSIDE in os.path.abspath(path) + os.sep for path in (a, b)):
+        yield
+        return
+    _now = ahead = _Ahead(a, b)
+    ahead.start()
+    try:
+        yield
+    finally:
+        _now = None
+        ahead.stop()
+        ahead.join()
+
+
+def knows_same(a: Path, b: Path, start: int, nbytes: int) -> bool:
+    """Whether so many bytes from one offset of two files were found the same."""
+    return _now is not None and _now.knows_same(str(a), str(b), start + nbytes)
