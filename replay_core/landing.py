@@ -10,7 +10,7 @@ PAGE = 1 << 12
 LINE = 64
 
 
-class Block:
+class LandingRoom:
     """A buffer for so many bytes of any place in a file."""
 
     def __init__(self, size: int) -> None:

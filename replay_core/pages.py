@@ -15,7 +15,7 @@ from replay_core import kernel, read_ahead
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.file_spans import Stream
-from replay_core.landing import LINE, PAGE, Block
+from replay_core.landing import LINE, PAGE, LandingRoom
 from replay_core.records import FileBytes, Inline, Marks, Parts, Reduced, TensorRef, Unreadable
 
 if TYPE_CHECKING:
@@ -405,7 +405,7 @@ class _Blocks(threading.local):
     SIZE = 1 << 19  # both fit in an L2 cache of 1 MB; a call for less costs more than it saves, 2 MB were slower
 
     def __init__(self) -> None:
-        self._a, self._b = (Block(self.SIZE) for _ in range(2))
+        self._a, self._b = (LandingRoom(self.SIZE) for _ in range(2))
 
     def landing(self, offset_a: int, offset_b: int) -> tuple[tuple[memoryview, int], tuple[memoryview, int]]:
         """As `_landing`, each with its address."""

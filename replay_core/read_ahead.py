@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replay_core import kernel
-from replay_core.landing import Block
+from replay_core.landing import LandingRoom
 from replay_core.mirrored import INSIDE
 
 #: Below this a file is compared sooner than it is looked for; entries of a folder past these are left alone.
@@ -23,7 +23,7 @@ _SMALLEST, _MOST_ENTRIES = 1 << 20, 256
 _FIRST, _BLOCK = 1 << 16, 1 << 18
 
 
-class _Told(ctypes.Structure):
+class _Reached(ctypes.Structure):
     """What the kernel tells of one pair of files while it reads them, and is told."""
 
     _fields_ = (("same", ctypes.c_int64), ("stop", ctypes.c_int64))
@@ -35,25 +35,25 @@ class _Ahead(threading.Thread):
     def __init__(self, a: Path, b: Path) -> None:
         super().__init__(name="rldbg-read-ahead")
         self._a, self._b = str(a), str(b)
-        self._told: dict[tuple[str, str], _Told] = {}
+        self._reached: dict[tuple[str, str], _Reached] = {}
         self._is_stopped = False
 
     def stop(self) -> None:
         self._is_stopped = True
-        for told in list(self._told.values()):
-            told.stop = 1
+        for reached in list(self._reached.values()):
+            reached.stop = 1
 
     def knows_same(self, a: str, b: str, end: int) -> bool:
         """Whether both files were found the same up to byte `end`; where they were not yet, no more is read."""
-        told = self._told.get((a, b))
-        if told is None:
+        reached = self._reached.get((a, b))
+        if reached is None:
             return False
-        if end > told.same:
+        if end > reached.same:
             self.stop()
-        return bool(end <= told.same)
+        return bool(end <= reached.same)
 
     def run(self) -> None:
-        rooms = Block(_BLOCK), Block(_BLOCK)
+        rooms = LandingRoom(_BLOCK), LandingRoom(_BLOCK)
         at = rooms[0].landing(0)[1], rooms[1].landing(0)[1]
         for a, b in _facing(self._a, self._b):
             # A process that ends waits for this thread.
@@ -70,10 +70,10 @@ class _Ahead(threading.Thread):
             file_b = os.open(b, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(file_a).st_size
-                told = self._told[a, b] = _Told()
+                reached = self._reached[a, b] = _Reached()
                 if self._is_stopped:
                     return
-                kernel.same_bytes((file_a, 0), (file_b, 0), size, rooms, _FIRST, _BLOCK, ctypes.addressof(told))
+                kernel.same_bytes((file_a, 0), (file_b, 0), size, rooms, _FIRST, _BLOCK, ctypes.addressof(reached))
             finally:
                 os.close(file_b)
         finally:

@@ -32,8 +32,9 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("records", "naming", "jobs", "engine_names"),
     ("documents",),  # what leaves the machine, typed; the schema made of the types
     # bytes of a file without a SIGBUS; what a file may cost
-    ("selection", "dtypes", "file_spans", "budget", "collecting"),
-    ("kernel", "hashes"),  # the compiled loops: addresses, counts and descriptors; digests of bytes
+    ("selection", "dtypes", "file_spans", "budget", "collecting", "read_ahead"),
+    # the compiled loops: addresses, counts and descriptors; where a file's bytes land; digests of bytes
+    ("kernel", "landing", "hashes"),
     ("remote",),  # objects behind a URL, as files that are filled while they are read
     ("mirrored",),  # which files these are
     ("errors", "regexes", "fold", "progress_bars"),  # fold: what a device makes of bytes before they are hashed
@@ -72,6 +73,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.dtypes": (("aliases", "named"), "what people call dtypes: plain data"),
     "replay_core.budget": (("limit_process",), "memory of a process that reads untrusted files"),
     "replay_core.collecting": (("seldom",), "when a command that reads, answers and ends looks for garbage"),
+    "replay_core.read_ahead": (("reading",), "files held together while a command is imported"),
     "replay_core.regexes": (("regex",), "expressions that are compiled when they are used"),
     "replay_core.errors": (None, "errors and the exit codes they mean"),
     "replay_core.records": (None, "RecordKey and Selection: what the user points at"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from replay_core import read_ahead
+from replay_core.read_ahead import reading
 from replay_core.records import STAGES, Selection
 from tui_debugger.commands import DumpPath, document_output, finish, selectors
 from tui_debugger.commands.sharding import in_units, refuse, sharded, typed
@@ -130,7 +130,7 @@ def command(
     }
     asked_of = (step, rank, micro, stage, digests, num_ranks, num_micros, *name)
     # Where only a part is compared, the rest would be read for nothing.
-    ahead = read_ahead.reading(*given) if len(given) == 2 and not any(asked_of) else nullcontext()
+    ahead = reading(*given) if len(given) == 2 and not any(asked_of) else nullcontext()
     with ahead:
         from tui_debugger.commands import comparing  # nearly all of rldbg: files are read meanwhile
 
