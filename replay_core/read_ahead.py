@@ -11,15 +11,15 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from replay_core import kernel
 from replay_core.landing import LandingRoom
 from replay_core.mirrored import INSIDE
 
-#: Below this a file is compared sooner than it is looked for; entries of a folder past these are left alone.
-_SMALLEST, _MOST_ENTRIES = 1 << 20, 256
+#: Below this a file is compared sooner than it is looked for; what lies behind so many files and folders is left alone.
+_SMALLEST, _MOST_ENTRIES = 1 << 20, 1000
 _FIRST, _BLOCK = 1 << 16, 1 << 18
 
 
@@ -81,18 +81,19 @@ class _Ahead(threading.Thread):
 
 
 def _facing(a: str, b: str) -> Iterator[tuple[str, str]]:
-    """Files of equal size at the same place of both, or both themselves."""
-    size_a, size_b = _size(a), _size(b)
-    if size_a is not None or size_b is not None:
-        if size_a == size_b and size_a is not None and size_a >= _SMALLEST:
+    """Files of equal size at the same place of both, or both themselves, among the first so many."""
+    waiting = [(a, b)]
+    for _ in range(_MOST_ENTRIES):
+        if not waiting:
+            return
+        a, b = waiting.pop()
+        size_a, size_b = _size(a), _size(b)
+        if size_a is None and size_b is None:
+            with suppress(OSError):
+                names = sorted(os.listdir(a), reverse=True)
+                waiting += [(os.path.join(a, name), os.path.join(b, name)) for name in names]
+        elif size_a is not None and size_a == size_b and size_a >= _SMALLEST:
             yield a, b
-        return
-    try:
-        names = sorted(os.listdir(a))
-    except OSError:
-        return
-    for name in names[:_MOST_ENTRIES]:
-        yield from _facing(os.path.join(a, name), os.path.join(b, name))
 
 
 def _size(path: str) -> int | None:

@@ -110,6 +110,15 @@ def test_what_cannot_be_read_is_left_to_who_compares_it(dumps: tuple[Path, Path]
         assert not read_ahead.knows_same(_file(a), _file(b), 0, SIZE)
 
 
+def test_a_folder_that_contains_itself_ends_and_files_before_it_are_read(dumps: tuple[Path, Path]):
+    a, b = dumps
+    for dump in dumps:
+        (dump / "round").symlink_to(dump)
+    with read_ahead.reading(a, b):
+        _finished()
+        assert read_ahead.knows_same(_file(a), _file(b), 0, SIZE)
+
+
 def test_who_asks_for_more_than_was_read_stops_the_reading(dumps: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
     a, b = dumps
     began, may_go_on = threading.Event(), threading.Event()
