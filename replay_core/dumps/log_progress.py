@@ -104,6 +104,12 @@ def step_of_bar(text: str) -> int | None:
     return None if bar is None or _NO_TRAINING.search(bar["label"]) else int(bar["at"])
 
 
+def is_other_bar(text: str) -> bool:
+    """Whether a line begins with a bar of what is no training: weights that are loaded, data, an evaluation."""
+    bar = _BAR.match(text[:_LONGEST].lstrip())
+    return bar is not None and _NO_TRAINING.search(bar["label"]) is not None
+
+
 class StepsSaid:
     """Takes every line in order."""
 

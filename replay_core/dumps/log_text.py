@@ -28,7 +28,7 @@ from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRESS, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
-from replay_core.dumps.log_progress import StepsSaid, step_of_bar
+from replay_core.dumps.log_progress import StepsSaid, is_other_bar, step_of_bar
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import (
     column_row,
@@ -259,10 +259,14 @@ def _log(path: Path) -> _Log:
         log.events.setdefault((last, refused.rank), []).append(
             Event(LAST_ERROR, refused.text.strip()[:1000], refused.number, refused.rank)
         )
-    # A bar that so much follows was none of steps, or its own lines are not known.
+    # A bar that so much follows was none of steps, or its own lines are not known; one of weights or data is none.
     ends = at_end[-1].number if at_end else 0
     for place, events in list(log.events.items()):
-        events[:] = [event for event in events if event.kind != "begins" or event.line > ends - _FOLLOWED]
+        events[:] = [
+            event
+            for event in events
+            if event.kind != "begins" or (event.line > ends - _FOLLOWED and not is_other_bar(event.text))
+        ]
         if not events:
             del log.events[place]
     for event in watch.went_on:

@@ -40,7 +40,10 @@ _TITAN = regex(r"\bstep:\s+(\d{1,12})((?:\s+\w{1,40}:\s+\S+)+)")
 _TITAN_PAIR = regex(rf"(\w{{1,40}}):\s+({_NUM})", re.IGNORECASE)
 
 #: A mapping that names no step is a step's metrics only if it holds one of these: a configuration is a mapping, too.
-_TELLING = regex(r"(?:^|[/_])(?<!max_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)(?:/|_std$|_mean$|$)")
+_TELLING = regex(
+    r"(?:^|[/_])(?<!max_)(?<!target_)(?<!init_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)"
+    r"(?:/|_std$|_mean$|$)"
+)
 _STEP_KEYS = ("step", "global_step", "current_steps", "global_steps", "_step", "train/global_step", "training_step")
 #: Metrics of an evaluation, or of the whole run: they begin no step of their own.
 _ASIDE = regex(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_second|steps_per_second)$|^total_flos$")

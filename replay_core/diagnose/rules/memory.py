@@ -221,8 +221,11 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
     free, total, spare = (gib(text, pattern) for pattern in (_FREE, _TOTAL, _UNALLOCATED))
     others = sum(_of_others(text, spare))
     held, own = gib(text, _ALLOCATED), gib(text, _OWN)
-    if not others and own is not None and total is not None and free is not None and total - free - own > HIDDEN:
-        others = total - free - own  # in another container torch does not see whose it is
+    if not others and own is not None and total is not None and free is not None:
+        # In a container torch may not find its own process, which then has 0 bytes: it has what its tensors hold.
+        known = own if held is None or own >= held else held + (spare or 0.0) + _CONTEXT
+        if total - free - known > HIDDEN:
+            others = total - free - known  # in another container torch does not see whose it is
     numbers = {"asked for": tried, "free": free, "capacity": total, "allocated by tensors": held,
                "reserved, unallocated": spare}  # fmt: skip
     cause, next_step = _blamed(text, tried, spare)

@@ -321,6 +321,20 @@ def test_what_is_neither_free_nor_this_processs_own_is_anothers(tmp_path: Path) 
     assert "other processes hold 58.09 of the GPU's 79.19 GiB" in one.cause
 
 
+def test_a_bar_of_weights_that_are_loaded_is_none_of_steps(tmp_path: Path) -> None:
+    bar = "{}  0%|          | 0/4 [00:00<?, ?it/s]\n"
+    assert found(tmp_path, "Starting training\n" + bar.format("Loading checkpoint shards: "), "L26") is None
+    assert found(tmp_path, "Starting training\n" + bar.format(""), "L26") is not None
+
+
+def test_a_process_that_torch_does_not_find_in_its_container_has_what_its_tensors_hold(tmp_path: Path) -> None:
+    unseen = "Including non-PyTorch memory, this process has 0 bytes memory in use. "
+    alone = of_memory(tmp_path, memory("41.73 GiB", "33.40 GiB", "45.23 GiB", "19.90 MiB", own=unseen))
+    assert "other processes" not in alone.cause
+    beside = of_memory(tmp_path, memory("2.00 GiB", "1.00 GiB", "19.00 GiB", "100.00 MiB", own=unseen))
+    assert "other processes hold 56.09 of the GPU's 79.19 GiB" in beside.cause
+
+
 def test_a_layer_that_is_computed_again_in_the_backward(tmp_path: Path) -> None:
     torch = "/p/site-packages/torch"
     frames = (

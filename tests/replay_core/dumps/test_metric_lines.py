@@ -44,6 +44,7 @@ def test_a_line_of_metrics_is_read(line: str, step: int | None, values: dict[str
         "{'learning_rate': 1e-06, 'max_grad_norm': 1.0, 'beta': 0.04}",
         "GET /index.html?step=3 200 0.3",
         "{'a': 'b'}",
+        "                 'target_kl': 0.1,",
         "step 3 of the setup: {ok}",
         "'loss' is nan",
         "iter 3: loss 0.1 (main 0.1, critic 0.0), time 5ms",
