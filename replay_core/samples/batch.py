@@ -626,7 +626,10 @@ class Batch:
             counts = marked_BA.sum(axis=1)
             from_first = np.array_equal(marked_BA, np.arange(ref.shape[1]) < counts[:, None])
             starts: Ints = self.lengths - counts
-            return starts if from_first and not in_tail and (starts >= 0).all() else None
+            # Prompts that are padded on the left all end where the responses' columns begin, whatever a mask counts.
+            is_left_padded = bool((layout.sample_BS[:, 0] < 0).any())
+            fits = from_first and not in_tail and not is_left_padded
+            return starts if fits and (starts >= 0).all() else None
         if mask.shape != layout.shape or self.response is None:
             return None
         tokens, flags = self.response

@@ -210,6 +210,13 @@ def test_response_rows_of_no_stated_place_follow_the_records_own_masks(ids: Any,
     assert said.values_N[generated].tolist() == [-1, -2, -3, -4]
 
 
+def test_a_mask_that_counts_padding_moves_no_response_of_prompts_that_are_padded_on_the_left() -> None:
+    ids = [[0, 5, 6, 7, 8, 9], [0, 1, 2, 3, 0, 0]]
+    logprobs = ref("old_logprobs", [[-1.0, -2.0, -3.0], [-4.0, -5.0, -5.0]])
+    fields = [ref("input_ids", ids), ref("attention_mask", np.array(ids) != 0), ref("response_mask", np.ones((2, 3)))]
+    assert listed(per_token(logprobs, [*fields, logprobs])) == [[None, None, -1, -2, -3], [None, None, -4]]
+
+
 @pytest.mark.parametrize(
     ("rows", "lengths", "expected"),
     [
