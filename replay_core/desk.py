@@ -66,6 +66,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "replay": _replay_job,
         "replay_cell": _replay_cell_job,
         "replay_why": _replay_why_job,
+        "replay_own": _replay_own_job,
         "replay_slice": _replay_slice_job,
         "replay_blame": _replay_blame_job,
         "capsule": _capsule_job,
@@ -356,6 +357,16 @@ def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
             always=always, is_ahead=is_ahead, is_agreeing=is_agreeing,
         )
     )  # fmt: skip
+
+
+def _replay_own_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
+    from replay_core.replay.plan import ReplayPlan
+
+    on_event(IMPORTING)
+    with importing():
+        from replay_core.replay.own_asked import ask  # torch and transformers: 3.4 s
+
+    return {"shown": ask(ReplayPlan.from_mapping(params["plan"]), str(params["said"]), on_event)}
 
 
 def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:

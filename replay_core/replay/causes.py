@@ -174,19 +174,20 @@ def cause_of_recording(
     left: float = 0.0,
     why: Mapping[str, Any] | None = None,
     tried: Sequence[str] = (),
+    kind: str = "maths",
 ) -> dict[str, Any]:
     """Why what was recorded (`held`, an entry of a cell's `recorded`) is what no cell computes; or what the trainer's
     own forward gives, which has no `name`.
 
     Args:
         made: what was made on purpose that gives it but for `left` nats on average; why: the cause of that, which is
-            none of the model's own where it is None.
+            none of the model's own where it is None, and then of that kind.
         tried: what was made on purpose and does not give it.
     """
     whose, what = ("the recording", f"recorded {held['field']}") if "name" in held else ("its forward", "what it gives")
     known: dict[str, Any] = {"is_noise": False, "off": [], "exact": [], "causes": [], "evidence": None, "also": []}
     if made is not None:
-        kind, also = ("maths", "") if why is None else (why["kind"], f"; {why['sentence']}")
+        kind, also = (kind, "") if why is None else (why["kind"], f"; {why['sentence']}")
         sentence = (
             f"{whose}: {what} is {made}: {left:.2g} nats off that on average, "
             f"{held['mean_abs']:.3g} off each row alone{also}"
@@ -200,6 +201,19 @@ def cause_of_recording(
         f"{what} is {held['mean_abs']:.3g} nats off it on average: weights of another step or "
         f"checkpoint, an adapter, a temperature, or a forward that is not the model's{none}",
     }
+
+
+def cause_of_own_forward(shown: Sequence[Mapping[str, str]], beside: str = "") -> dict[str, Any]:
+    """Why the trainer's own forward is not what each row alone gives, as changes of the batch show it
+    (`own_asked.ask`); `beside`: what is to be said besides.
+    """
+    found = [(one["kind"], one["because"]) for one in shown]
+    (kind, because), *others = found
+    return {
+        "kind": kind, "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": None,
+        "also": _as_entries([one for one in others if one[0] != kind]),
+        "sentence": f"its forward: {KINDS[kind].said}: {because}{beside}",
+    }  # fmt: skip
 
 
 def rounded_forward(held: Mapping[str, Any], limit: Explained) -> dict[str, Any]:

@@ -7,6 +7,9 @@
     run_on         positions count through the pack, and samples are kept apart
     padded_mask    the padded batch's mask calls every slot a token
     padded_zeros   the same, with position 0 in padding, where `padded_mask` has 1
+    from_one       the padded batch's tokens are at cumsum(mask), with nothing taken off
+    other_side     the padded batch's mask, and positions that count tokens, are of padding on the other side
+    half_softmax   logits go to bfloat16 before their log-softmax, in which it is taken
     raise, abort, hang    the model raises, its process aborts in C, it never returns
 
 The missing mask between packed samples is the flag `block_mask=off`.
@@ -38,6 +41,11 @@ def spoil(forward: Forward, flags: Flags) -> Forward:
         if flags.fault == "padded_zeros" and positions_BS is not None:
             positions_BS = np.where(forward.attention_mask == 0, 0, positions_BS)
         return replace(forward, attention_mask=full, position_ids=positions_BS)
+    if flags.fault == "from_one" and forward.attention_mask is not None and not flags.packing:
+        mask_BS = forward.attention_mask
+        return replace(forward, position_ids=np.where(mask_BS == 1, np.cumsum(mask_BS, axis=1), 1))
+    if flags.fault == "other_side" and forward.attention_mask is not None and not flags.packing:
+        return _masked_as_on_the_other_side(forward, flags)
     if forward.segments < 2 or forward.valid is None:
         return forward
     lengths: Ints = np.asarray(forward.valid, dtype=np.int64)
@@ -53,6 +61,14 @@ def spoil(forward: Forward, flags: Flags) -> Forward:
     if flags.fault == "foreign_key":
         return replace(forward, allowed_TT=_with_a_foreign_key(lengths, starts))
     return forward
+
+
+def _masked_as_on_the_other_side(forward: Forward, flags: Flags) -> Forward:
+    assert forward.attention_mask is not None
+    mask_BS: Ints = np.ascontiguousarray(forward.attention_mask[:, ::-1])
+    counted_BS: Ints = np.where(mask_BS == 1, np.cumsum(mask_BS, axis=1) - 1, 1)
+    positions_BS = forward.position_ids if flags.positions == "arange" else counted_BS
+    return replace(forward, attention_mask=mask_BS, position_ids=positions_BS)
 
 
 def _apart(lengths: Ints) -> Bools:

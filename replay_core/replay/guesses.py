@@ -8,6 +8,8 @@ is what the interventions say of that very setting.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from replay_core.replay.causes import cause_of_recording
 from replay_core.replay.flags import Flags
 from replay_core.replay.kinds import KINDS
 from replay_core.replay.matrix import Bench, CellResult
+from replay_core.replay.misread import misreadings
 from replay_core.replay.recorded import replayed
 from replay_core.replay.references import resolve
 
@@ -33,18 +36,22 @@ _STAYS = 0.5
 
 
 class Mistake(Struct, frozen=True):
-    """What the trainer may have done: its settings, and how a sentence says it. `step`: with the weights of that."""
+    """What the trainer may have done: its settings, and how a sentence says it. `step`: with the weights of that;
+    `unlike`: with the config misread so. `kind`: what it is, where nobody needs to ask.
+    """
 
     said: str
     name: str
     flags: Flags
     step: int | None = None
+    unlike: str | None = None
+    kind: str | None = None
 
 
 def mistakes(flags: Flags, run: Run, batch: MicroBatch, step: int | None, *, was_packed: bool) -> Iterator[Mistake]:
     """Likeliest first. `flags`: of the padded batch as it is; `step`: whose weights the replay has."""
     packs = list(_packs(flags)) if batch.rows > 1 else []
-    padded = list(_padded(flags)) if not batch.valid_BS.all() else []
+    padded = [*_padded(flags), *_turned(flags, batch)] if not batch.valid_BS.all() else []
     yield from (*packs, *padded) if was_packed else (*padded, *packs)
     for other in sorted(key for key in run.models if key is not None and key != step):
         if step is not None and abs(other - step) == 1:
@@ -73,6 +80,31 @@ def _padded(flags: Flags) -> Iterator[Mistake]:
     yield Mistake(said, "no_padding", replace(full, positions="arange"))
     said = "a padded batch whose mask calls padding tokens, at position 0"
     yield Mistake(said, "full_zeros", replace(flags, fault="padded_zeros"))
+    yield Mistake("a padded batch whose positions count from one", "from_one", replace(flags, fault="from_one"))
+
+
+def half_softmax(bench: Bench) -> Mistake:
+    """What no trainer means to do that computes in float32."""
+    flags = replace(Flags.from_mapping(bench.baseline.cell["flags"]), fault="half_softmax")
+    said = "each row alone with its log-softmax taken in bfloat16"
+    return Mistake(said, "half_softmax", flags, kind="maths")
+
+
+def _turned(flags: Flags, batch: MicroBatch) -> Iterator[Mistake]:
+    """Rows that were moved to the other side of their padding, and a mask that was not."""
+    side = "left" if not batch.valid_BS[:, 0].all() else "right"
+    other = "right" if side == "left" else "left"
+    if not np.array_equal(batch.valid_BS, batch.padded_on(side).valid_BS):
+        return
+    moved = replace(flags, padding=other, fault="other_side")
+    said = f"a batch padded on the {other} under the mask of one padded on the {side}"
+    yield Mistake(f"{said}, its positions counting slots", "moved_slots", replace(moved, positions="arange"))
+    yield Mistake(said, "moved", moved)
+
+
+def _misread(reference: Flags, folder: str, batch: MicroBatch) -> Iterator[Mistake]:
+    for one in misreadings(Path(folder), int(batch.valid_BS.sum(axis=1).max(initial=0))):
+        yield Mistake(one.said, one.name, reference, unlike=one.name, kind=one.kind)
 
 
 def explain(
@@ -95,10 +127,20 @@ def explain(
     tried = []
     step = bench.plan.step if bench.plan.model == "checkpoint" else None
     known = list(mistakes(padded, run, batch, step, was_packed=was_packed))
+    with suppress(RldbgError):
+        # First: a setting with a mask of its own has no window of the config's either.
+        reference = Flags.from_mapping(bench.baseline.cell["flags"])
+        known = [*_misread(reference, resolve(bench.plan, run)[0], batch), *known]
+    if bench.baseline.cell["flags"]["dtype"] == "float32":
+        known = [*known, half_softmax(bench)]
     bench.expected += len(known)
     for mistake in known:
         try:
-            changes = {} if mistake.step is None else {"model": resolve(replace(bench.plan, step=mistake.step), run)[0]}
+            changes: dict[str, Any] = {}
+            if mistake.step is not None:
+                changes["model"] = resolve(replace(bench.plan, step=mistake.step), run)[0]
+            if mistake.unlike is not None:
+                changes["unlike"] = mistake.unlike
             result = bench.beside(mistake.flags, mistake.name, **changes)
         except JobCancelledError:
             raise
@@ -110,6 +152,8 @@ def explain(
         tried.append(mistake.said)
         mean, most = found
         if mean <= _LEFT * held["mean_abs"] and most <= _LEFT_AT_MOST * held["max_abs"]:
+            if mistake.kind is not None:
+                return cause_of_recording(held, mistake.said, mean, kind=mistake.kind)
             why = None if mistake.step is not None else bench.why_beside(result, mistake.flags, mistake.name)
             if why is not None and why["is_noise"]:
                 continue  # what is each row alone but for rounding is no mistake
@@ -117,15 +161,20 @@ def explain(
     return cause_of_recording(held, tried=tried)
 
 
-def by_rows_alone(bench: Bench, own: CellResult, cause: dict[str, Any], batch: MicroBatch) -> dict[str, Any]:
+def by_rows_alone(
+    bench: Bench, own: CellResult, cause: dict[str, Any], batch: MicroBatch, *, is_unseen: bool = False
+) -> dict[str, Any]:
     """The cause of the trainer's own forward (`own`) that no known mistake explains, its worst rows asked alone:
     what is right alone and wrong beside the others sees them; what is wrong alone as well does not need them.
+
+    is_unseen: other tokens in a row move no other row, so that it is how many or how long they are.
     """
     assert own.run is not None
     assert bench.baseline.run is not None
     own_BS, right_BS = replayed(own.run, batch), replayed(bench.baseline.run, batch)
     off_B = np.abs(own_BS - right_BS).sum(1) / np.maximum(batch.valid_BS.sum(1), 1)
-    rows = [int(row) for row in np.argsort(-off_B)[:_ROWS_ASKED] if off_B[row] > 0]
+    # Beside one that is wrong a row that is only rounded tells nothing.
+    rows = [int(row) for row in np.argsort(-off_B)[:_ROWS_ASKED] if off_B[row] > _LEFT * off_B.max()]
     bench.expected += len(rows)
     left = []
     for row in rows:
@@ -144,8 +193,9 @@ def by_rows_alone(bench: Bench, own: CellResult, cause: dict[str, Any], batch: M
     asked = " and ".join(f"row {row} ({one:.2g} nats off on average, {off_B[row]:.2g} beside the others)"
                          for row, one in zip(rows, left, strict=True))  # fmt: skip
     if all(one <= _LEFT * off_B[row] for row, one in zip(rows, left, strict=True)):
-        kind = "other_samples"
-        why = f"by itself it is right of {asked}: which rows stand beside it decides"
+        kind = "batch" if is_unseen else "other_samples"
+        unseen = ", by their number or length: other tokens in them move nothing" if is_unseen else ""
+        why = f"by itself it is right of {asked}: which rows stand beside it decides{unseen}"
         return {**cause, "kind": kind, "off": sorted(rows), "sentence": f"its forward: {KINDS[kind].said}: {why}"}
     if all(one >= _STAYS * off_B[row] for row, one in zip(rows, left, strict=True)):
         return {

@@ -49,7 +49,7 @@ class Holder:
 
 def _key(plan: ReplayPlan, reference: str, batch: MicroBatch) -> tuple[Any, ...]:
     loaded = [getattr(plan.flags, name) for name, flag in FLAGS.items() if flag.reloads]
-    common = (reference, *loaded, plan.step, plan.is_critic, plan.base)
+    common = (reference, *loaded, plan.step, plan.is_critic, plan.base, plan.unlike)
     if reference.startswith(RANDOM):
         # Its vocabulary is sized to the batch.
         kind, sizes = architectures.settings(

@@ -315,6 +315,13 @@ class Observer:
 
     def _of_padding(self, base: Trace, padding: Bools, rows: Sequence[int], *, thorough: bool) -> list[Sight]:
         seen = [self._seen(base, Sight("padding", None, None), self._with_other_ids(padding))]
+        # Padding that takes places need not notice another id, but does notice one of another kind.
+        for word in dict.fromkeys(self.used[[0, -1, self.used.size // 2]].tolist()) if thorough else ():
+            if seen[0].moved:
+                break
+            ids = np.where(padding, word, self.ids).astype(self.ids.dtype)
+            if self._differ(base.hidden, self.hidden(ids)):
+                seen = [self._seen(base, Sight("padding", None, None), ids)]
         if thorough and rows and seen[0].first is not None and seen[0].first.kind in ("other", "router"):
             seen += self._padding_of_rows(base, padding, rows)
         return seen
@@ -552,6 +559,13 @@ class Observer:
         if name not in base.laid or name not in other.laid:
             return False
         return bool((self.moved(base, other, name) & (self.position_N > token)).any())
+
+    def moves_all_later(self, base: Trace, other: Trace, name: str, token: int) -> bool:
+        """Whether a changed token moves every later one of its samples in a tensor, of which there are some."""
+        later = self.position_N > token
+        if name not in base.laid or name not in other.laid or not later.any():
+            return False
+        return bool(self.moved(base, other, name, STILL)[later].all())
 
     def _seen(self, base: Trace, sight: Sight, ids: Ints, *, keep: bool = False) -> Sight:
         trace = self.trace(ids)

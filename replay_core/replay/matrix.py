@@ -575,6 +575,25 @@ class Bench:
         self._tell(Progress(0, None, f"its forward of row {row} alone"))
         return self._run(replace(plan, capture="none", forward=own.cell["forward"], rows=str(row)))
 
+    def own_shown(self, own: CellResult) -> list[dict[str, str]] | None:
+        """What changes of the batch show of the trainer's own forward, as a cell has it (`own_asked.ask`); None where
+        it could not be asked.
+        """
+        flags = Flags.from_mapping(own.cell["flags"])
+        plan = replace(
+            self._asking_plan(self.plan.with_flags(flags, str(self.out / "own_asked"))), forward=own.cell["forward"]
+        )
+        self._begun += 1
+        self._tell(Progress(0, None, "its forward, with other tokens"))
+        try:
+            found = self._job("own", plan, {"plan": plan.to_mapping(), "said": own.cell["dump"]})
+        except JobCancelledError:
+            raise
+        except RldbgError:
+            return None
+        shown: list[dict[str, str]] = found["shown"]
+        return shown
+
     def why_beside(self, result: CellResult, flags: Flags, name: str) -> dict[str, Any] | None:
         """Why that setting is not what each row alone computes."""
         return self._cause(result, self._plan_beside(flags, name))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from replay_core import progress_bars
 from replay_core.budget import lift_limit
 from replay_core.errors import ModelError, RldbgError, UnavailableError
-from replay_core.replay import adapters, architectures, attention, fit, own_code, sharded
+from replay_core.replay import adapters, architectures, attention, fit, misread, own_code, sharded
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.compiling import Compiled
 from replay_core.replay.double import ready_for_float64
@@ -227,6 +227,8 @@ def _from_whole(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[A
         )
     pickled = _need_weights(directory, plan)
     config = _config(directory)
+    if plan.unlike is not None:
+        misread.misread(config, plan.unlike)
     # Before the weights are read: a wrong model is known by its config.
     fit.need_vocabulary(config.get_text_config().vocab_size, batch, str(directory))
     with (

@@ -99,6 +99,11 @@ def _imported(root: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+def forget(reference: str) -> None:
+    """Let what is named be imported anew: what it has kept since is gone."""
+    sys.modules.pop(reference.partition(":")[0], None)
+
+
 def model(reference: str, folder: str | None) -> Any:
     """The model a factory makes.
 

@@ -45,6 +45,7 @@ class ReplayPlan(Struct, frozen=True):
     loss: settings of the loss (`losses.Loss`), or its text; None takes the recorded ones, else GRPO's, and says so.
     share_gpu: run on a GPU that another process uses.
     cold_compile: compile into an empty inductor cache, so that compile_s is a first time.
+    unlike: the model's config with a known mistake in it (`misread.misread`).
     """
 
     dump: str
@@ -75,6 +76,7 @@ class ReplayPlan(Struct, frozen=True):
     optimizer: dict[str, Any] | str | None = None
     share_gpu: bool = False
     cold_compile: bool = False
+    unlike: str | None = None
 
     def __post_init__(self) -> None:
         for name, what in (("micros", "micro-batches"), ("ranks", "ranks")):

@@ -279,6 +279,14 @@ def _is_half(values_N: Floats) -> bool:
     return bool(((bits_N & 0xFFFF) == 0).all())
 
 
+def half_of(values: Floats) -> Floats:
+    """Rounded to bfloat16, to the nearest and of two alike to the even one."""
+    bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
+    found: Floats = rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+    return found
+
+
 def exact_beside_others(recorded: RecordedTokens, run: Run, batch: MicroBatch) -> tuple[int, int] | None:
     """How many tokens a float32 replay gives exactly, and how many it does not, where a recording can only be one in
     float32 of which a part was computed otherwise; None where it may be in half precision.

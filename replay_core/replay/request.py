@@ -21,10 +21,10 @@ from replay_core.records import Run
 from replay_core.replay import ahead
 from replay_core.replay.axes import Axes
 from replay_core.replay.batch import MicroBatch
-from replay_core.replay.causes import cause_of_recording, rounded_forward
+from replay_core.replay.causes import cause_of_own_forward, cause_of_recording, rounded_forward
 from replay_core.replay.flags import FLAGS, settings_asked, settings_known
 from replay_core.replay.forecast import unavailable
-from replay_core.replay.guesses import by_rows_alone, explain
+from replay_core.replay.guesses import by_rows_alone, explain, half_softmax
 from replay_core.replay.kept import Kept
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
@@ -38,6 +38,7 @@ from replay_core.replay.recorded import (
     against_params,
     against_training,
     exact_beside_others,
+    half_of,
     read_recorded,
     replayed_N,
 )
@@ -72,6 +73,10 @@ class ReplayRequest(Struct, frozen=True):
 _BEYOND_FLOAT32 = 30.0
 #: Tokens below which nothing is said of their worst.
 _FEWEST_TOLD = 10
+#: Kinds that no setting of a batch shows: what was called before, and the seed.
+_OF_CALLS = ("state", "random")
+#: Shares of tokens that are bit for bit the same where one rounding makes them, and where another does.
+_ALIKE, _UNLIKE = 0.98, 0.8
 #: Nats on average: what is so far off is not asked whether half precision explains it.
 _FAR = 0.2
 
@@ -210,6 +215,13 @@ class _Recording(Struct):
             why = rounded.cell["error"]["message"]
             return [f"{far}. Whether {other} explains it was not judged: it did not run ({why})"]
         noise = Explained.of(self.values[0], baseline.run, rounded.run, self.micro.batch)
+        if is_trainers and named is None and self._is_half_softmax(bench, rounded):
+            reason = (
+                f"{held['max_abs']:.3g} nats off at most: to the last bit what float32 gives where only the "
+                "log-softmax is taken in bfloat16"
+            )
+            baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
+            return []
         if held["verdict"] == "DIFF":
             if noise.explains_all:
                 reason = (
@@ -224,6 +236,26 @@ class _Recording(Struct):
         reason = f"{off}, which no dtype explains: {limit}"
         baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
         return []
+
+    def _is_half_softmax(self, bench: Bench, rounded: CellResult) -> bool:
+        """Whether it is bit for bit what a forward in float32 gives whose log-softmax is taken in bfloat16, and a
+        forward in half precision (`rounded`) does not give it as well.
+        """
+        value = self.values[0]
+        if not value.is_rounded or value.known_BS.sum() < _FEWEST_TOLD:
+            return False
+        mistake = half_softmax(bench)
+        again = bench.beside(mistake.flags, mistake.name)
+        if again.run is None or rounded.run is None:
+            return False
+        batch = self.micro.batch
+        slots = batch.layout().slots("next")
+        known_N, values_N = (one.reshape(-1)[slots] for one in (value.known_BS, value.values_BS))
+        equal = [
+            float((values_N == given_N)[known_N].mean())
+            for given_N in (replayed_N(again.run, batch), half_of(replayed_N(rounded.run, batch)))
+        ]
+        return equal[0] >= _ALIKE and equal[1] <= _UNLIKE
 
     def _weigh_float32(self, bench: Bench, held: dict[str, Any]) -> list[str]:
         """Where the dump says float32 and that no matrix product was rounded to TF32, there is no half precision to be
@@ -407,8 +439,10 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     is_half = baseline.cell["flags"]["dtype"] != "float32"
     if not own.agreement and is_half and not is_large and (limit := _explained(bench, own_N, micro.batch)) is not None:
         own.cause = rounded_forward(held, limit)
+        _explain_by_calls(bench, own)
         return []
     if mean <= LOGPROB_NOISE_FP32:
+        _explain_by_calls(bench, own)
         return []
     if own.agreement:
         if not is_half:
@@ -424,10 +458,32 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     others = (one for one in bench.results if one is not own)
     if micro.rows is not None or is_large or any(one.agreement is False for one in others):
         return []
+    shown = bench.own_shown(own)
+    if shown and shown[0]["kind"] in _OF_CALLS:
+        own.cause = cause_of_own_forward(shown)
+        return []
     own.cause = explain(bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro))
-    if own.cause["kind"] == "maths" and not _is_pack(micro) and micro.batch.rows > 1:
-        own.cause = by_rows_alone(bench, own, own.cause, micro.batch)
+    if own.cause["kind"] != "maths":
+        return []
+    # What other rows cut off is deaf as well.
+    is_seen = bool(shown) and shown[0]["kind"] != "own_keys"
+    if not is_seen and not _is_pack(micro) and micro.batch.rows > 1:
+        own.cause = by_rows_alone(bench, own, own.cause, micro.batch, is_unseen=shown is not None)
+    if shown and own.cause["kind"] == "maths":
+        own.cause = cause_of_own_forward(shown)
     return []
+
+
+def _explain_by_calls(bench: Bench, own: CellResult) -> None:
+    """Of the trainer's own forward that is right in a process of its own, while what was recorded is not: whether it
+    gives something else after another call, or under another seed.
+    """
+    held = own.recorded[0] if own.recorded else None
+    if held is None or held["verdict"] != "DIFF":
+        return
+    shown = bench.own_shown(own)
+    if shown and shown[0]["kind"] in _OF_CALLS:
+        own.cause = cause_of_own_forward(shown)
 
 
 def _noise_of(bench: Bench, own_N: np.ndarray[Any, Any], batch: MicroBatch) -> tuple[Explained, float] | None:

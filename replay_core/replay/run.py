@@ -18,7 +18,7 @@ from replay_core.errors import CellError, RldbgError
 from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run
-from replay_core.replay import attention, compiling, gpu, own_code, settings, visibility, why
+from replay_core.replay import attention, compiling, gpu, own_asked, own_code, settings, visibility, why
 from replay_core.replay.answer import Computed
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import BatchReplay
@@ -130,14 +130,7 @@ def _own_forward(
     cell = BatchReplay(
         replace(plan, capture="none"), replace(flags, packing=False), recorded.batch, model, temperature, on_event
     )
-    arrangement = cell.arrangement
-    batch = {
-        "input_ids": arrangement.input_ids,
-        "attention_mask": arrangement.attention_mask,
-        "position_ids": arrangement.position_ids,
-        "response_mask": arrangement.response_mask,
-    }
-    given = {name: torch.from_numpy(value).to(flags.device) for name, value in batch.items() if value is not None}
+    given = own_asked.given_to(cell)
     memory, started = PeakMemory(flags.device), time.perf_counter()
     logprobs = own_code.logprobs(
         plan.forward, plan.forward_path, model.causal_lm, {**given, "temperature": temperature}

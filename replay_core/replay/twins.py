@@ -14,8 +14,9 @@ CPU_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 _FUSED_ON_CPU = ("sdpa", "sdpa-flash", "flash")
 #: Effective settings in which two cells may differ and still have run the same.
 _NOT_SETTINGS = ("attention_flag", "attn_implementation")
-#: Mistakes that can only be made in a pack, and the one that only padding has.
-_IN_PACKS, _IN_PADDING = ("boundary", "early", "foreign_key", "no_positions", "run_on"), ("padded_mask", "padded_zeros")
+#: Mistakes that can only be made in a pack, and those that only a padded batch has.
+_IN_PACKS = ("boundary", "early", "foreign_key", "no_positions", "run_on")
+_IN_PADDING = ("padded_mask", "padded_zeros", "from_one", "other_side")
 
 
 def normal(flags: Flags, rows: int) -> Flags:

@@ -870,10 +870,12 @@ def _lost_within(
         nudged = [Sight("token", None, token, trace=traces[token]) for traces in seen]
         found = lost(a, base, nudged[0], b, b_base, nudged[1])
         # What works on each token by itself can lose nobody but that one; a layer that is left out loses all there is.
+        # And where tokens only take each other's places, one moves those that come too late, and few others.
         is_mixing = parted.kind != "other" or (
             found is not None
             and not found[1]
             and any(a.moves_later(base, seen[0][one], parted.tensor, one) for one in tokens)
+            and b.moves_all_later(b_base, seen[1][token], parted.tensor, token)
         )
         if found is None or not is_mixing or found[0].module != parted.module:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,15 @@ _LENGTHS = (9, 5, 12, 7)
 _ROTARY = hf.Qwen2Config(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2,
+)  # fmt: skip
+_WINDOWED = hf.MistralConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, sliding_window=4,
+)  # fmt: skip
+_SCALED = hf.LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2,
+    rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
 )  # fmt: skip
 _LEARNED = hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2)
 
@@ -90,6 +100,35 @@ def _slots(trainer: Trainer) -> torch.Tensor:
     return trainer.padded(positions_BS=torch.arange(trainer.mask_BS.shape[1]).expand(trainer.mask_BS.shape))
 
 
+def _from_one(trainer: Trainer) -> torch.Tensor:
+    return trainer.padded(positions_BS=trainer.mask_BS.cumsum(1))
+
+
+def _moved(trainer: Trainer, *, by_mask: bool) -> torch.Tensor:
+    """Rows with their tokens on the left, under the mask of rows with them on the right."""
+    lead_B = trainer.mask_BS.shape[1] - trainer.lengths
+    ids_BS = torch.stack([row.roll(-int(by)) for row, by in zip(trainer.ids_BS, lead_B, strict=True)])
+    slots_BS = torch.arange(ids_BS.shape[1]).expand(ids_BS.shape)
+    positions_BS = torch.where(trainer.mask_BS == 1, trainer.mask_BS.cumsum(1) - 1, 1) if by_mask else slots_BS
+    found_BT = trainer._score(ids_BS, trainer.mask_BS, positions_BS)
+    return torch.stack([row.roll(int(by)) for row, by in zip(found_BT, lead_B, strict=True)])
+
+
+def _misread(**stated: Any) -> Callable[[Trainer], torch.Tensor]:
+    """The trainer's own config has other values, and its weights are the same."""
+
+    def recorded(trainer: Trainer) -> torch.Tensor:
+        config = copy.deepcopy(trainer.model.config)
+        for name, value in stated.items():
+            setattr(config, name, value)
+        other = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+        other.load_state_dict(trainer.model.state_dict())
+        trainer.model = other
+        return trainer.padded()
+
+    return recorded
+
+
 def _temperature(trainer: Trainer) -> torch.Tensor:
     return 0.7 * trainer.padded()
 
@@ -137,8 +176,28 @@ def answer(
         ),
         (_LEARNED, _slots, "positions", "is a padded batch whose positions count the padding"),
         (_ROTARY, lambda one: one.padded(torch.ones_like(one.mask_BS)), "padding", "whose mask calls padding tokens"),
+        (_LEARNED, _from_one, "positions", "is a padded batch whose positions count from one"),
+        (_ROTARY, lambda one: _moved(one, by_mask=False), "own_keys", "its positions counting slots"),
+        pytest.param(
+            _ROTARY, lambda one: _moved(one, by_mask=True), "own_keys",
+            "is a batch padded on the right under the mask of one padded on the left:", marks=pytest.mark.slow,
+        ),
+        (_WINDOWED, _misread(sliding_window=None), "maths", "is each row without the config's window of 4 tokens"),
+        (_WINDOWED, _misread(sliding_window=5), "maths", "is each row with a window one token longer than"),
+        (_WINDOWED, _misread(sliding_window=3), "own_keys", "is each row with a window one token shorter than"),
+        (
+            _SCALED, _misread(rope_parameters={"rope_type": "default", "rope_theta": 5e5}), "positions",
+            "is each row without the config's scaling of its rotations",
+        ),
+        (
+            _SCALED, _misread(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}), "positions",
+            "is each row rotated with the base 10000",
+        ),
     ],
-    ids=["no mask", "early", "late", "counted through", "slots", "padding seen"],
+    ids=[
+        "no mask", "early", "late", "counted through", "slots", "padding seen", "from one", "moved, by slots", "moved",
+        "window lost", "window longer", "window shorter", "unscaled", "other base",
+    ],
 )  # fmt: skip
 def test_the_mistake_that_gives_the_recording_is_named_with_what_it_does(
     tmp_path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], torch.Tensor], kind: str, said: str

@@ -109,10 +109,24 @@ def a_table_of_places_that_counts_on_over_the_pack(patient):
     zoo.changed_output(tokens, changed)
 
 
+def padding_takes_places(patient):
+    """In each row a group of tokens has room for three in the first MLP: who comes later passes it by."""
+    groups = 4
+
+    def crowded(given, put):
+        mine = torch.nn.functional.one_hot(given[..., :groups].float().argmax(-1), groups)
+        fits = (mine.cumsum(1) * mine).sum(-1) <= 3
+        return torch.where(fits[..., None], put, torch.zeros_like(put))
+
+    zoo.changed_output(patient.mlps[0], crowded)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "flags", "called"),
     [
+        # Tokens take each other's places: none of them is a key.
+        (padding_takes_places, "packing=off", "padding"),
         (last_keys_dropped, "packing=on", "own_keys"),
         pytest.param(attention_of_the_row_before, "packing=off", "other_samples", marks=pytest.mark.slow),
         (a_table_of_places_that_counts_on_over_the_pack, "packing=on", "positions"),
