@@ -257,19 +257,19 @@ class BatchReplay(Struct, dict=True):
         """(log_probs, entropy) on the arrangement's token axes: index t is about token t + 1, 0 where there is none."""
         slots, targets = (torch.from_numpy(part) for part in self.arrangement.next_tokens())
         flat_ND = hidden_BSD.flatten(0, 1)
-        is_half = self.flags.fault == "half_softmax"
         with attention.pinned(self.flags):
             values = token_logprobs(
-                (lambda hidden_ND: head(hidden_ND).bfloat16()) if is_half else head,
+                head,
                 flat_ND if self.flags.logits == "whole" else flat_ND[slots.to(flat_ND.device)],
                 targets.to(flat_ND.device),
                 self.temperature,
                 self.plan.logit_chunk if self.flags.logits == "chunked" else None,
                 self.on_event,
                 rows=slots.to(flat_ND.device) if self.flags.logits == "whole" else None,
+                is_half=self.flags.fault == "half_softmax",
             )
         spread = []
-        for value_N in (one.bfloat16().float() for one in values) if is_half else values:
+        for value_N in values:
             whole = torch.zeros(self.arrangement.layout.sample_BS.size)
             whole[slots] = value_N
             spread.append(whole.reshape(self.arrangement.layout.shape))

@@ -9,6 +9,8 @@
     padded_zeros   the same, with position 0 in padding, where `padded_mask` has 1
     from_one       the padded batch's tokens are at cumsum(mask), with nothing taken off
     other_side     the padded batch's mask, and positions that count tokens, are of padding on the other side
+    response_anew  positions of the response begin at 0 again
+    response_wide  positions of the response go on from the longest prompt's length
     half_softmax   logits go to bfloat16 before their log-softmax, in which it is taken
     raise, abort, hang    the model raises, its process aborts in C, it never returns
 
@@ -61,6 +63,17 @@ def spoil(forward: Forward, flags: Flags) -> Forward:
     if flags.fault == "foreign_key":
         return replace(forward, allowed_TT=_with_a_foreign_key(lengths, starts))
     return forward
+
+
+def positions_of_response(positions_BS: Ints, valid_BS: Bools, response_BS: Bools | None, fault: str) -> Ints:
+    """Positions of which those of the response are counted otherwise, where the fault says so."""
+    if fault not in ("response_anew", "response_wide") or response_BS is None:
+        return positions_BS
+    prompt_B = (valid_BS & (np.cumsum(response_BS & valid_BS, axis=1) == 0)).sum(axis=1)
+    by_B = -prompt_B if fault == "response_anew" else prompt_B.max(initial=0) - prompt_B
+    is_behind_BS = valid_BS & (np.cumsum(valid_BS, axis=1) > prompt_B[:, None])
+    found: Ints = np.where(is_behind_BS, positions_BS + by_B[:, None], positions_BS)
+    return found
 
 
 def _masked_as_on_the_other_side(forward: Forward, flags: Flags) -> Forward:

@@ -52,6 +52,7 @@ def mistakes(flags: Flags, run: Run, batch: MicroBatch, step: int | None, *, was
     """Likeliest first. `flags`: of the padded batch as it is; `step`: whose weights the replay has."""
     packs = list(_packs(flags)) if batch.rows > 1 else []
     padded = [*_padded(flags), *_turned(flags, batch)] if not batch.valid_BS.all() else []
+    padded += _counted(flags, batch)
     yield from (*packs, *padded) if was_packed else (*padded, *packs)
     for other in sorted(key for key in run.models if key is not None and key != step):
         if step is not None and abs(other - step) == 1:
@@ -81,6 +82,21 @@ def _padded(flags: Flags) -> Iterator[Mistake]:
     said = "a padded batch whose mask calls padding tokens, at position 0"
     yield Mistake(said, "full_zeros", replace(flags, fault="padded_zeros"))
     yield Mistake("a padded batch whose positions count from one", "from_one", replace(flags, fault="from_one"))
+
+
+def _counted(flags: Flags, batch: MicroBatch) -> Iterator[Mistake]:
+    """Positions that count the response otherwise, and those that were recorded."""
+    counted_BS = np.cumsum(batch.valid_BS, axis=1) - 1
+    if batch.positions_BS is not None and (batch.positions_BS != counted_BS)[batch.valid_BS].any():
+        yield Mistake(
+            "a padded batch with the positions that were recorded", "recorded", replace(flags, positions="recorded")
+        )
+    if batch.response_BS is None or not (batch.response_BS & batch.valid_BS & (counted_BS > 0)).any():
+        return
+    anew = replace(flags, fault="response_anew")
+    yield Mistake("a padded batch whose positions begin again at the response", "response_anew", anew)
+    wide = "a padded batch in which the response's positions go on from the longest prompt's length"
+    yield Mistake(wide, "response_wide", replace(flags, fault="response_wide"))
 
 
 def half_softmax(bench: Bench) -> Mistake:

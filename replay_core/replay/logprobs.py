@@ -34,17 +34,20 @@ def token_logprobs(
     chunk: int | None = 512,
     on_event: OnEvent = ignore,
     rows: torch.Tensor | None = None,
+    *,
+    is_half: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-probability of each target, entropy of its distribution), float32 [N], on the CPU.
 
     Chunks are of nearly equal length: a last chunk of one row would take another matrix kernel.
-    `chunk` None holds the logits of all rows at once; `rows` then says which of them have a target.
+    `chunk` None holds the logits of all rows at once; `rows` then says which of them have a target. `is_half`: the
+    log-softmax is taken in bfloat16, as nobody means to.
     """
     if chunk is None:
         logits = head(hidden_ND)
         scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
         on_event(Progress(int(targets_N.numel()), int(targets_N.numel()), "tokens through the head"))
-        return _of_logits(scaled if rows is None else scaled[rows], targets_N, 1.0)
+        return _of_logits(scaled if rows is None else scaled[rows], targets_N, 1.0, is_half=is_half)
     count = int(targets_N.numel())
     logprobs_N, entropy_N = torch.empty(count), torch.empty(count)
     chunks = max(1, -(-count // chunk))
@@ -52,14 +55,15 @@ def token_logprobs(
     for start, end in pairwise(bounds):
         if end > start:
             logits = head(hidden_ND[start:end])
-            logprobs_N[start:end], entropy_N[start:end] = _of_logits(logits, targets_N[start:end], temperature)
+            part = _of_logits(logits, targets_N[start:end], temperature, is_half=is_half)
+            logprobs_N[start:end], entropy_N[start:end] = part
             del logits
         on_event(Progress(end, count, "tokens through the head"))
     return logprobs_N, entropy_N
 
 
 def _of_logits(
-    logits_NV: torch.Tensor, targets_N: torch.Tensor, temperature: float
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, temperature: float, *, is_half: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs, entropies = [], []
     for rows in range(0, logits_NV.shape[0], ENTROPY_ROWS):
@@ -68,7 +72,10 @@ def _of_logits(
         if temperature != 1.0:
             scaled = scaled / temperature
         normaliser = torch.logsumexp(scaled, dim=-1)
-        logprobs.append(scaled.gather(-1, targets_N[some, None]).squeeze(-1) - normaliser)
+        taken = scaled.gather(-1, targets_N[some, None]).squeeze(-1) - normaliser
+        if is_half:
+            taken = scaled.bfloat16().log_softmax(-1).gather(-1, targets_N[some, None]).squeeze(-1).float()
+        logprobs.append(taken)
         probabilities = torch.softmax(scaled, dim=-1)
         entropies.append(normaliser - probabilities.mul_(scaled).sum(dim=-1))
     return torch.cat(logprobs).cpu(), torch.cat(entropies).cpu()

@@ -115,6 +115,7 @@ def _padded(batch: MicroBatch, flags: Flags) -> Arrangement:
         positions_BS, rule = np.broadcast_to(np.arange(mask_BS.shape[1]), mask_BS.shape).copy(), _ARANGE
     elif flags.positions == "recorded":
         positions_BS, rule = np.where(batch.valid_BS, _recorded(batch), 1), f"{_RECORDED}, 1 in padding"
+    positions_BS = faults.positions_of_response(positions_BS, batch.valid_BS, batch.response_BS, flags.fault)
     forwards = [
         Forward(batch.ids_BS[rows], positions_BS[rows], mask_BS[rows], valid=batch.valid_BS[rows])
         for rows in _row_groups(batch.rows, flags)

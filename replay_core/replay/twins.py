@@ -14,9 +14,9 @@ CPU_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 _FUSED_ON_CPU = ("sdpa", "sdpa-flash", "flash")
 #: Effective settings in which two cells may differ and still have run the same.
 _NOT_SETTINGS = ("attention_flag", "attn_implementation")
-#: Mistakes that can only be made in a pack, and those that only a padded batch has.
+#: Mistakes that can only be made in a pack, and those that only a padded batch can have.
 _IN_PACKS = ("boundary", "early", "foreign_key", "no_positions", "run_on")
-_IN_PADDING = ("padded_mask", "padded_zeros", "from_one", "other_side")
+_IN_PADDING = ("padded_mask", "padded_zeros", "from_one", "other_side", "response_anew", "response_wide")
 
 
 def normal(flags: Flags, rows: int) -> Flags:
