@@ -80,6 +80,13 @@ class Trainer:
         sample_T = (order_T[:, None] >= starts).sum(1) - 1
         return sample_T, order_T - starts[sample_T]
 
+    def logits(self) -> torch.Tensor:
+        positions_BS = (self.mask_BS.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            return self.model(
+                input_ids=self.ids_BS, attention_mask=self.mask_BS, position_ids=positions_BS, use_cache=False
+            ).logits  # type: ignore[no-any-return]
+
     def _score(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             logits = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
@@ -102,6 +109,17 @@ def _slots(trainer: Trainer) -> torch.Tensor:
 
 def _from_one(trainer: Trainer) -> torch.Tensor:
     return trainer.padded(positions_BS=trainer.mask_BS.cumsum(1))
+
+
+def _anew(trainer: Trainer) -> torch.Tensor:
+    """Positions that begin again at the second token: the rest is the response."""
+    positions_BS = (trainer.mask_BS.cumsum(1) - 1).clamp(min=0)
+    return trainer.padded(positions_BS=(positions_BS - 1).clamp(min=0))
+
+
+def _half_softmax(trainer: Trainer) -> torch.Tensor:
+    logits = trainer.logits()[:, :-1].bfloat16()
+    return logits.log_softmax(-1).gather(-1, trainer.ids_BS[:, 1:, None])[..., 0].float()
 
 
 def _moved(trainer: Trainer, *, by_mask: bool) -> torch.Tensor:
@@ -177,6 +195,8 @@ def answer(
         (_LEARNED, _slots, "positions", "is a padded batch whose positions count the padding"),
         (_ROTARY, lambda one: one.padded(torch.ones_like(one.mask_BS)), "padding", "whose mask calls padding tokens"),
         (_LEARNED, _from_one, "positions", "is a padded batch whose positions count from one"),
+        (_ROTARY, _anew, "positions", "whose positions begin again at the response"),
+        (_ROTARY, _half_softmax, "maths", "is each row alone with its log-softmax taken in bfloat16"),
         (_ROTARY, lambda one: _moved(one, by_mask=False), "own_keys", "its positions counting slots"),
         pytest.param(
             _ROTARY, lambda one: _moved(one, by_mask=True), "own_keys",
@@ -195,7 +215,8 @@ def answer(
         ),
     ],
     ids=[
-        "no mask", "early", "late", "counted through", "slots", "padding seen", "from one", "moved, by slots", "moved",
+        "no mask", "early", "late", "counted through", "slots", "padding seen", "from one", "anew", "half softmax",
+        "moved, by slots", "moved",
         "window lost", "window longer", "window shorter", "unscaled", "other base",
     ],
 )  # fmt: skip
@@ -365,6 +386,14 @@ def test_a_small_part_that_is_off_where_the_rest_is_exact_is_no_half_precision(t
     doc = answer(tmp_path / "dump", _ROTARY, leaks_a_little)
     assert exit_code(doc) == 1
     assert "are exactly what each row alone computes in float32" in replay_report(doc).splitlines()[0]
+
+
+def test_a_log_softmax_in_half_of_a_forward_in_half_is_no_fault(tmp_path: Path) -> None:
+    def in_half(trainer: Trainer) -> torch.Tensor:
+        trainer.model.bfloat16()
+        return _half_softmax(trainer)
+
+    assert exit_code(answer(tmp_path / "dump", _ROTARY, in_half)) == 0
 
 
 def test_a_recording_in_bfloat16_has_no_exact_tokens(tmp_path: Path) -> None:
