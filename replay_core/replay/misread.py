@@ -45,8 +45,8 @@ def misreadings(folder: Path, longest: int) -> Iterator[Misreading]:
     ropes = [one for name in _ROPES for one in _ropes_of(stated.get(name))]
     if any(_is_scaled(one) for one in ropes):
         yield Misreading("unscaled_rope", "each row without the config's scaling of its rotations", "positions")
-    bases = {stated.get("rope_theta"), *(one.get("rope_theta") for one in ropes)} - {None}
-    if any(float(one) != _THETA for one in bases):
+    bases = [one["rope_theta"] for one in (stated, *ropes) if isinstance(one.get("rope_theta"), int | float)]
+    if any(one != _THETA for one in bases):
         yield Misreading(
             "other_base", f"each row rotated with the base {_THETA:g}, and the config has another", "positions"
         )

@@ -466,7 +466,7 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     if own.cause["kind"] != "maths":
         return []
     # What other rows cut off is deaf as well.
-    is_seen = bool(shown) and shown[0]["kind"] != "own_keys"
+    is_seen = any(one["kind"] != "own_keys" for one in shown or ())
     if not is_seen and not _is_pack(micro) and micro.batch.rows > 1:
         own.cause = by_rows_alone(bench, own, own.cause, micro.batch, is_unseen=shown is not None)
     if shown and own.cause["kind"] == "maths":
