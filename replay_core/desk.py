@@ -366,7 +366,7 @@ def _replay_own_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     with importing():
         from replay_core.replay.own_asked import ask  # torch and transformers: 3.4 s
 
-    return {"shown": ask(ReplayPlan.from_mapping(params["plan"]), str(params["said"]), on_event)}
+    return {"shown": ask(ReplayPlan.from_mapping(params["plan"]), str(params["said"]), float(params["off"]), on_event)}
 
 
 def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:

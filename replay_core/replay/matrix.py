@@ -575,9 +575,9 @@ class Bench:
         self._tell(Progress(0, None, f"its forward of row {row} alone"))
         return self._run(replace(plan, capture="none", forward=own.cell["forward"], rows=str(row)))
 
-    def own_shown(self, own: CellResult) -> list[dict[str, str]] | None:
+    def own_shown(self, own: CellResult, off: float) -> list[dict[str, str]] | None:
         """What changes of the batch show of the trainer's own forward, as a cell has it (`own_asked.ask`); None where
-        it could not be asked.
+        it could not be asked. `off`: how far it is off each row alone, in nats on average.
         """
         flags = Flags.from_mapping(own.cell["flags"])
         plan = replace(
@@ -586,7 +586,7 @@ class Bench:
         self._begun += 1
         self._tell(Progress(0, None, "its forward, with other tokens"))
         try:
-            found = self._job("own", plan, {"plan": plan.to_mapping(), "said": own.cell["dump"]})
+            found = self._job("own", plan, {"plan": plan.to_mapping(), "said": own.cell["dump"], "off": off})
         except JobCancelledError:
             raise
         except RldbgError:

@@ -32,6 +32,8 @@ from replay_core.samples.layout import Bools, Ints
 
 #: Nats, and share of a vector's norm, from which on something has moved; of a half.
 _MOVED, _MOVED_OF_HALF = 1e-4, 0.02
+#: Part of what it is off by that a change must move.
+_PART = 0.02
 #: Seeds: one that is always the same and another that is not is a draw; whatever knows of no seed is none.
 _SEEDS = (1, 1, 2, 1)
 #: Nats up to which the log-probabilities of one vector are one.
@@ -139,11 +141,14 @@ def given_to(cell: BatchReplay, ids_BS: Ints | None = None) -> dict[str, torch.T
     return {name: torch.from_numpy(one).to(cell.flags.device) for name, one in batch.items() if one is not None}
 
 
-def ask(plan: ReplayPlan, said: str, on_event: OnEvent = ignore, holder: Holder | None = None) -> list[dict[str, str]]:
+def ask(
+    plan: ReplayPlan, said: str, off: float, on_event: OnEvent = ignore, holder: Holder | None = None
+) -> list[dict[str, str]]:
     """What changes of the batch show of the plan's `forward`, what explains most first.
 
     Args:
         said: the dump of what it gave in a process of its own.
+        off: how far that is off each row alone, in nats on average: a small part of it is nobody's cause.
 
     Raises:
         RldbgError: it cannot be called.
@@ -160,11 +165,11 @@ def ask(plan: ReplayPlan, said: str, on_event: OnEvent = ignore, holder: Holder 
         prepare(model, flags)
         cell = BatchReplay(replace(plan, capture="none"), flags, batch, model, temperature, on_event)
         before = Said(replayed(open_run(Path(said)), batch))
-        own = OwnForward(plan, cell, within=_MOVED_OF_HALF if is_half(model) else _MOVED)
+        own = OwnForward(plan, cell, within=max(_MOVED_OF_HALF if is_half(model) else _MOVED, _PART * off))
         own_code.forget(own.name)
         try:
             shown = _kept(own, before)
-            return [one.to_mapping() for one in ([shown] if shown is not None else _in_finer(own, model))]
+            return [one.to_mapping() for one in ([shown] if shown is not None else _in_finer(own, model, off))]
         finally:
             own_code.forget(own.name)  # what it keeps now is of other tokens
 
@@ -187,11 +192,11 @@ def _kept(own: OwnForward, before: Said) -> Shown | None:
     return Shown("state", f"nothing was changed but what it was called with before, and {_many(moved_BS)} moved")
 
 
-def _in_finer(own: OwnForward, model: LoadedModel) -> list[Shown]:
+def _in_finer(own: OwnForward, model: LoadedModel, off: float) -> list[Shown]:
     """What tokens move, in float32 where the model is in a half and its code takes that."""
     if is_half(model):
         with contextlib.suppress(CellError), in_dtype(model, torch.float32):
-            return _sights(replace(own, within=_MOVED))
+            return _sights(replace(own, within=max(_MOVED, _PART * off)))
     return _sights(own)
 
 

@@ -439,26 +439,26 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     is_half = baseline.cell["flags"]["dtype"] != "float32"
     if not own.agreement and is_half and not is_large and (limit := _explained(bench, own_N, micro.batch)) is not None:
         own.cause = rounded_forward(held, limit)
-        _explain_by_calls(bench, own)
-        return []
-    if mean <= LOGPROB_NOISE_FP32:
-        _explain_by_calls(bench, own)
+    if own.cause is not None or mean <= LOGPROB_NOISE_FP32:
+        if not is_large:
+            _explain_by_calls(bench, own, mean)
         return []
     if own.agreement:
-        if not is_half:
-            return []
-        if is_large:
+        if is_large and is_half:
             return [
                 f"its forward is {mean:.3g} nats off each row alone on average, within the bounds of half precision; "
                 "how far that moves these very tokens was not asked of so large a model: --why asks"
             ]
-        if not _is_past_rounding(bench, own_N, micro.batch):
+        if is_large:
+            return []
+        if not is_half or not _is_past_rounding(bench, own_N, micro.batch):
+            _explain_by_calls(bench, own, mean)
             return []
         own.cause = cause_of_recording(held)
     others = (one for one in bench.results if one is not own)
     if micro.rows is not None or is_large or any(one.agreement is False for one in others):
         return []
-    shown = bench.own_shown(own)
+    shown = bench.own_shown(own, mean)
     if shown and shown[0]["kind"] in _OF_CALLS:
         own.cause = cause_of_own_forward(shown)
         return []
@@ -474,14 +474,14 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     return []
 
 
-def _explain_by_calls(bench: Bench, own: CellResult) -> None:
-    """Of the trainer's own forward that is right in a process of its own, while what was recorded is not: whether it
-    gives something else after another call, or under another seed.
+def _explain_by_calls(bench: Bench, own: CellResult, mean: float) -> None:
+    """Of the trainer's own forward that is right in a process of its own (`mean` nats off), while what was recorded is
+    not: whether it gives something else after another call, or under another seed.
     """
     held = own.recorded[0] if own.recorded else None
     if held is None or held["verdict"] != "DIFF":
         return
-    shown = bench.own_shown(own)
+    shown = bench.own_shown(own, mean)
     if shown and shown[0]["kind"] in _OF_CALLS:
         own.cause = cause_of_own_forward(shown)
 
