@@ -44,6 +44,7 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.rope import forget_lengths
 from replay_core.replay.routing import Imposed, token_numbers
 from replay_core.replay.stated import stated
+from replay_core.replay.unmasked import states_unmasked
 from replay_core.replay.whole_model import WholeModel, has_own_forward
 
 #: Tokens of the first row that the probe runs.
@@ -217,7 +218,11 @@ class BatchReplay(Struct, dict=True):
         if self.routing is not None:
             self.routing.numbers = self._tokens_of(forward)
         forget_lengths(self.model.backbone)
-        with attention.pinned(self.flags):
+        is_unmasked = self.flags.fault == "state_unmasked"
+        with (
+            attention.pinned(self.flags),
+            states_unmasked(self.model.backbone) if is_unmasked else contextlib.nullcontext(),
+        ):
             return run(self.model.computes, self.inputs(forward))
 
     def _tokens_of(self, forward: Forward) -> Any:

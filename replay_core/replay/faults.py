@@ -11,6 +11,7 @@
     other_side     the padded batch's mask, and positions that count tokens, are of padding on the other side
     response_anew  positions of the response begin at 0 again
     response_wide  positions of the response go on from the longest prompt's length
+    state_unmasked what carries a state is handed no mask of the padding
     half_softmax   logits go to bfloat16 before their log-softmax, in which it is taken
     raise, abort, hang    the model raises, its process aborts in C, it never returns
 

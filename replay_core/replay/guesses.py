@@ -24,6 +24,7 @@ from replay_core.replay.flags import Flags
 from replay_core.replay.kinds import KINDS
 from replay_core.replay.matrix import Bench, CellResult
 from replay_core.replay.misread import misreadings
+from replay_core.replay.module_kinds import names_state
 from replay_core.replay.recorded import replayed
 from replay_core.replay.references import resolve
 
@@ -147,6 +148,9 @@ def explain(
         # First: a setting with a mask of its own has no window of the config's either.
         reference = Flags.from_mapping(bench.baseline.cell["flags"])
         known = [*_misread(reference, resolve(bench.plan, run)[0], batch), *known]
+    if not was_packed and not batch.valid_BS.all() and _has_state(bench.baseline):
+        said = "a padded batch of which the modules that carry a state are handed no mask"
+        known = [Mistake(said, "state_unmasked", replace(padded, fault="state_unmasked")), *known]
     if bench.baseline.cell["flags"]["dtype"] == "float32":
         known = [half_softmax(bench), *known]
     bench.expected += len(known)
@@ -175,6 +179,11 @@ def explain(
                 continue  # what is each row alone but for rounding is no mistake
             return cause_of_recording(held, mistake.said, mean, why)
     return cause_of_recording(held, tried=tried)
+
+
+def _has_state(baseline: CellResult) -> bool:
+    records = [] if baseline.run is None else baseline.run.select(stage="modules")
+    return names_state(ref.name for record in records for ref in record.tensors())
 
 
 def by_rows_alone(

@@ -17,13 +17,13 @@ import torch
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from replay_core.regexes import regex
 from replay_core.replay import compiling, settings
 from replay_core.replay.asking import Asking
 from replay_core.replay.capture import Capture, modules_matching
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.double import finite_masks
 from replay_core.replay.model import LoadedModel
+from replay_core.replay.module_kinds import kind_of
 from replay_core.replay.packing import Forward
 from replay_core.replay.stated import stated
 from replay_core.samples.layout import Bools, Ints
@@ -51,11 +51,6 @@ _DIRECTIONS = 3
 _HEAD = "[head "
 #: A causal convolution puts out a few tokens more than it was given.
 _CONV_TAIL = 8
-
-_POSITIONAL = regex(r"(?i)rotary|rope|wpe|embed_positions|position|alibi")
-_STATE = regex(r"(?i)conv|mamba|ssm|linear_?attn|deltanet|recurrent|rg_?lru|rwkv|retention")
-_ROUTER = regex(r"(?i)router|gate$|moe|expert")
-_MIXER = regex(r"(?i)att")
 
 
 class TensorPlace(Struct, frozen=True):
@@ -674,18 +669,6 @@ def _is_rotation(of: Observer, place: TensorPlace) -> bool:
     name = place.module
     module = of.cell.model.backbone.get_submodule(name) if name != "the model" else None
     return not isinstance(module, torch.nn.Embedding)
-
-
-def kind_of(name: str, module: torch.nn.Module) -> str:
-    """position, state, mixer (attention), router, or other: what works on each token by itself."""
-    own = f"{name.rpartition('.')[2]} {type(module).__name__}"
-    if _POSITIONAL.search(own):
-        return "position"
-    if any(True for _ in module.children()) or isinstance(module, torch.nn.Conv1d):
-        for kind, pattern in (("state", _STATE), ("mixer", _MIXER), ("router", _ROUTER)):
-            if pattern.search(own):
-                return kind
-    return "router" if _ROUTER.search(own) else "other"
 
 
 def relative(a_ND: torch.Tensor, b_ND: torch.Tensor) -> torch.Tensor:

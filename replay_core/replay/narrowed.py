@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from replay_core.regexes import regex
 from replay_core.replay import compiling
 from replay_core.replay.attended import SOFTMAX, by_keys
-from replay_core.replay.interventions import Observer, evaluating, kind_of
+from replay_core.replay.interventions import Observer, evaluating
+from replay_core.replay.module_kinds import kind_of
 from replay_core.samples.layout import Bools
 
 #: Tokens of the row that is read: its pairs are held of every head of one module at a time.

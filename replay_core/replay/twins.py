@@ -16,7 +16,15 @@ _FUSED_ON_CPU = ("sdpa", "sdpa-flash", "flash")
 _NOT_SETTINGS = ("attention_flag", "attn_implementation")
 #: Mistakes that can only be made in a pack, and those that only a padded batch can have.
 _IN_PACKS = ("boundary", "early", "foreign_key", "no_positions", "run_on")
-_IN_PADDING = ("padded_mask", "padded_zeros", "from_one", "other_side", "response_anew", "response_wide")
+_IN_PADDING = (
+    "padded_mask",
+    "padded_zeros",
+    "from_one",
+    "other_side",
+    "response_anew",
+    "response_wide",
+    "state_unmasked",
+)
 
 
 def normal(flags: Flags, rows: int) -> Flags:

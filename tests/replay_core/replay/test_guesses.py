@@ -39,6 +39,10 @@ _SCALED = hf.LlamaConfig(
     num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2,
     rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
 )  # fmt: skip
+_HYBRID = hf.Lfm2Config(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, layer_types=["conv", "full_attention"],
+)  # fmt: skip
 _LEARNED = hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2)
 
 
@@ -115,6 +119,16 @@ def _anew(trainer: Trainer) -> torch.Tensor:
     """Positions that begin again at the second token: the rest is the response."""
     positions_BS = (trainer.mask_BS.cumsum(1) - 1).clamp(min=0)
     return trainer.padded(positions_BS=(positions_BS - 1).clamp(min=0))
+
+
+def _state_over_padding(trainer: Trainer) -> torch.Tensor:
+    """The convolution is not handed the mask, which attention is."""
+    layer = trainer.model.base_model.layers[0]
+    given = layer.conv.forward
+    layer.conv.forward = lambda *args, **kwargs: given(*args, **{**kwargs, "attention_mask": None})
+    found = trainer.padded()
+    layer.conv.forward = given
+    return found
 
 
 def _half_softmax(trainer: Trainer) -> torch.Tensor:
@@ -196,6 +210,7 @@ def answer(
         (_ROTARY, lambda one: one.padded(torch.ones_like(one.mask_BS)), "padding", "whose mask calls padding tokens"),
         (_LEARNED, _from_one, "positions", "is a padded batch whose positions count from one"),
         (_ROTARY, _anew, "positions", "whose positions begin again at the response"),
+        (_HYBRID, _state_over_padding, "padding", "of which the modules that carry a state are handed no mask"),
         (_ROTARY, _half_softmax, "maths", "is each row alone with its log-softmax taken in bfloat16"),
         (_ROTARY, lambda one: _moved(one, by_mask=False), "own_keys", "its positions counting slots"),
         pytest.param(
@@ -215,7 +230,7 @@ def answer(
         ),
     ],
     ids=[
-        "no mask", "early", "late", "counted through", "slots", "padding seen", "from one", "anew", "half softmax",
+        "no mask", "early", "late", "counted through", "slots", "padding seen", "from one", "anew", "state", "half softmax",
         "moved, by slots", "moved",
         "window lost", "window longer", "window shorter", "unscaled", "other base",
     ],
