@@ -555,13 +555,6 @@ class Observer:
             return False
         return bool((self.moved(base, other, name) & (self.position_N > token)).any())
 
-    def moves_all_later(self, base: Trace, other: Trace, name: str, token: int) -> bool:
-        """Whether a changed token moves every later one of its samples in a tensor, of which there are some."""
-        later = self.position_N > token
-        if name not in base.laid or name not in other.laid or not later.any():
-            return False
-        return bool(self.moved(base, other, name, STILL)[later].all())
-
     def _seen(self, base: Trace, sight: Sight, ids: Ints, *, keep: bool = False) -> Sight:
         trace = self.trace(ids)
         if sight.what == "other":

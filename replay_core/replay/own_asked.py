@@ -47,16 +47,17 @@ Floats = NDArray[np.float64]
 
 
 class Shown(Struct, frozen=True):
-    """A kind of cause (`kinds.KINDS`) that a change of the batch showed, and what moved with it."""
+    """A kind of cause (`kinds.KINDS`) that a change of the batch showed, what moved with it, and in which rows."""
 
     kind: str
     because: str
+    rows: tuple[int, ...] = ()
 
     def to_mapping(self) -> dict[str, str]:
         return {"kind": self.kind, "because": self.because}
 
 
-class Said(Struct, frozen=True):
+class OwnAnswer(Struct, frozen=True):
     """What one call gave: log-probabilities [B, S], index t about token t + 1, and what went into the head [B, S, D]
     (None where that was no vector per slot, or the head was called several times).
     """
@@ -84,7 +85,7 @@ class OwnForward(Struct):
     def batch(self) -> MicroBatch:
         return self.cell.batch
 
-    def __call__(self, ids_BS: Ints | None = None) -> Said:
+    def __call__(self, ids_BS: Ints | None = None) -> OwnAnswer:
         """Raises CellError where it raises."""
         self.calls += 1
         self.cell.on_event(Progress(self.calls, None, "its forward, with other tokens"))
@@ -97,7 +98,7 @@ class OwnForward(Struct):
         shape = tuple(given["input_ids"].shape)
         is_one = self.is_heard and len(heard) == 1 and tuple(heard[0].shape[:2]) == shape
         head = heard[0] if is_one else None
-        return Said(values_BS.double().numpy(), None if head is None else head.detach().double().cpu())
+        return OwnAnswer(values_BS.double().numpy(), None if head is None else head.detach().double().cpu())
 
     def other(self, chosen_BS: Bools) -> Ints:
         """The tokens with others in the chosen slots, of those that the batch holds."""
@@ -107,12 +108,12 @@ class OwnForward(Struct):
         ids_BS[chosen_BS] = words[(np.searchsorted(words, ids_BS[chosen_BS]) + 1) % words.size]
         return ids_BS
 
-    def moved(self, a: Said, b: Said) -> Bools:
+    def moved(self, a: OwnAnswer, b: OwnAnswer) -> Bools:
         """[B, S]: which log-probabilities that count are not what they were."""
         found: Bools = self.next_BS & ~(np.abs(a.values_BS - b.values_BS) <= self.within)
         return found
 
-    def moved_below(self, a: Said, b: Said, least: float) -> Bools | None:
+    def moved_below(self, a: OwnAnswer, b: OwnAnswer, least: float) -> Bools | None:
         """[B, S]: which tokens come to the head otherwise; None where that is not known."""
         if a.head_BSD is None or b.head_BSD is None:
             return None
@@ -164,7 +165,7 @@ def ask(
         model, _ = (holder or HOLDER).model(replace(plan, flags=flags), run, recorded.batch)
         prepare(model, flags)
         cell = BatchReplay(replace(plan, capture="none"), flags, batch, model, temperature, on_event)
-        before = Said(replayed(open_run(Path(said)), batch))
+        before = OwnAnswer(replayed(open_run(Path(said)), batch))
         own = OwnForward(plan, cell, within=max(_MOVED_OF_HALF if is_half(model) else _MOVED, _PART * off))
         own_code.forget(own.name)
         try:
@@ -174,7 +175,7 @@ def ask(
             own_code.forget(own.name)  # what it keeps now is of other tokens
 
 
-def _kept(own: OwnForward, before: Said) -> Shown | None:
+def _kept(own: OwnForward, before: OwnAnswer) -> Shown | None:
     """What it gives after other tokens and did not before, or under another seed."""
     own(own.other(own.batch.valid_BS))
     after = own()
@@ -208,11 +209,20 @@ def _sights(own: OwnForward) -> list[Shown]:
     base = base if own.is_heard else replace(base, head_BSD=None)
     shown = [_of_samples(own, base), _of_tokens(own, base), _of_padding(own, base)]
     found = [one for one in shown if one is not None]
+    by_kind = {one.kind: one for one in found}
+    if {"future", "padding"} <= by_kind.keys() and _is_through_padding(own, by_kind["future"].rows):
+        found.remove(by_kind["future"])
     lost = _deaf(own, base) if not found else None
     return found if lost is None else [lost]
 
 
-def _is_by_slot(own: OwnForward, base: Said) -> bool:
+def _is_through_padding(own: OwnForward, rows: Sequence[int]) -> bool:
+    """Whether only rows with padding see their future, and others are there: padding may hold all there is."""
+    has_padding_B: Bools = (~own.batch.valid_BS).any(axis=1)
+    return bool(has_padding_B[list(rows)].all() and not has_padding_B.all())
+
+
+def _is_by_slot(own: OwnForward, base: OwnAnswer) -> bool:
     """Whether what goes into the head gives, slot by slot, the log-probabilities that came out: rows may have been
     moved or sorted in between.
     """
@@ -228,7 +238,7 @@ def _is_by_slot(own: OwnForward, base: Said) -> bool:
     return bool((np.abs(found_N - base.values_BS[next_BS]) <= _ONE).all())
 
 
-def _of_samples(own: OwnForward, base: Said) -> Shown | None:
+def _of_samples(own: OwnForward, base: OwnAnswer) -> Shown | None:
     """Rows that move others. Both those before them and those after: it takes all of the batch together, unless rows
     are handed on.
     """
@@ -257,29 +267,32 @@ def _of_samples(own: OwnForward, base: Said) -> Shown | None:
     return Shown("batch" if takes_all else "other_samples", example)
 
 
-def _of_tokens(own: OwnForward, base: Said) -> Shown | None:
+def _of_tokens(own: OwnForward, base: OwnAnswer) -> Shown | None:
     """A token that moves what comes before it. The log-probability of the token itself stands right before it."""
     position_BS = own.batch.layout().position_BS
     for token in _places(own):
         chosen_BS = position_BS == token
         moved_BS = _earlier(own, base, chosen_BS, token)
-        rows = np.flatnonzero(moved_BS.any(1)).tolist()
-        for row in rows:
+        rows = []
+        for row in np.flatnonzero(moved_BS.any(1))[:_MOST_ROWS].tolist():
             mine_BS = chosen_BS & (np.arange(own.batch.rows)[:, None] == row)
             # With the tokens of other rows as they are: it may be those that move it.
             if own.batch.rows == 1 or _earlier(own, base, mine_BS, token)[row].any():
-                return Shown("future", f"changing token {token} moves {_many(moved_BS[[row]])} before it in row {row}")
+                rows.append(row)
+        if rows:
+            many = _many(moved_BS[rows[:1]])
+            return Shown("future", f"changing token {token} moves {many} before it in row {rows[0]}", tuple(rows))
     return None
 
 
-def _earlier(own: OwnForward, base: Said, chosen_BS: Bools, token: int) -> Bools:
+def _earlier(own: OwnForward, base: OwnAnswer, chosen_BS: Bools, token: int) -> Bools:
     """[B, S]: what moves before that token of its row, when it is another in the chosen slots."""
     position_BS, other = own.batch.layout().position_BS, own(own.other(chosen_BS))
     moved_BS, below_BS = own.moved(base, other) & (position_BS < token - 1), own.moved_below(base, other, own.within)
     return moved_BS if below_BS is None else moved_BS | (below_BS & (position_BS < token))
 
 
-def _of_padding(own: OwnForward, base: Said) -> Shown | None:
+def _of_padding(own: OwnForward, base: OwnAnswer) -> Shown | None:
     padding_BS = ~own.batch.valid_BS
     if not padding_BS.any():
         return None
@@ -291,7 +304,7 @@ def _of_padding(own: OwnForward, base: Said) -> Shown | None:
     return None
 
 
-def _deaf(own: OwnForward, base: Said) -> Shown | None:
+def _deaf(own: OwnForward, base: OwnAnswer) -> Shown | None:
     """A token that moves nothing after it in its row, though something stands there."""
     position_BS = own.batch.layout().position_BS
     for token in _places(own):

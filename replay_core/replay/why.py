@@ -848,6 +848,14 @@ def _works(observer: Observer, base: Trace, changed: Sequence[Trace], place: Ten
     )
 
 
+def _moves_all_later(observer: Observer, base: Trace, other: Trace, name: str, token: int) -> bool:
+    """Whether a changed token moves every later one of its samples in a tensor, of which there are some."""
+    later = observer.position_N > token
+    if name not in base.laid or name not in other.laid or not later.any():
+        return False
+    return bool(observer.moved(base, other, name, STILL)[later].all())
+
+
 def _lost_within(
     bench: ReplayBench,
     parties: Sequence[Flags],
@@ -875,7 +883,7 @@ def _lost_within(
             found is not None
             and not found[1]
             and any(a.moves_later(base, seen[0][one], parted.tensor, one) for one in tokens)
-            and b.moves_all_later(b_base, seen[1][token], parted.tensor, token)
+            and _moves_all_later(b, b_base, seen[1][token], parted.tensor, token)
         )
         if found is None or not is_mixing or found[0].module != parted.module:
             continue

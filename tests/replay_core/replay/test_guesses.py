@@ -230,8 +230,8 @@ def answer(
         ),
     ],
     ids=[
-        "no mask", "early", "late", "counted through", "slots", "padding seen", "from one", "anew", "state", "half softmax",
-        "moved, by slots", "moved",
+        "no mask", "early", "late", "counted through", "slots", "padding seen", "from one", "anew", "state",
+        "half softmax", "moved, by slots", "moved",
         "window lost", "window longer", "window shorter", "unscaled", "other base",
     ],
 )  # fmt: skip
