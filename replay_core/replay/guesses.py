@@ -113,10 +113,14 @@ def _turned(flags: Flags, batch: MicroBatch) -> Iterator[Mistake]:
     other = "right" if side == "left" else "left"
     if not np.array_equal(batch.valid_BS, batch.padded_on(side).valid_BS):
         return
-    moved = replace(flags, padding=other, fault="other_side")
     said = f"a batch padded on the {other} under the mask of one padded on the {side}"
-    yield Mistake(f"{said}, its positions counting slots", "moved_slots", replace(moved, positions="arange"))
-    yield Mistake(said, "moved", moved)
+    # A token that is let see nothing is something else in each kernel.
+    for kernel in dict.fromkeys((flags.attention, "eager")):
+        moved = replace(flags, padding=other, fault="other_side", attention=kernel)
+        within = "" if kernel == flags.attention else f", in {kernel}"
+        slots = replace(moved, positions="arange")
+        yield Mistake(f"{said}, its positions counting slots{within}", f"moved_slots_{kernel}", slots)
+        yield Mistake(f"{said}{within}", f"moved_{kernel}", moved)
 
 
 def _misread(reference: Flags, folder: str, batch: MicroBatch) -> Iterator[Mistake]:
@@ -132,6 +136,7 @@ def explain(
     batch: MicroBatch,
     *,
     was_packed: bool,
+    is_rounded: bool = False,
 ) -> dict[str, Any]:
     """Why something that was computed elsewhere is what no cell computes.
 
@@ -139,6 +144,7 @@ def explain(
         held: how far it is from each row alone (`mean_abs`, `max_abs`), and what it is (`causes.cause_of_recording`).
         distance: how far a result is from it, on average and at its worst token; None where that is not known.
         batch: all that was recorded of the micro-batch.
+        is_rounded: whether it was formed, or kept, in half precision.
     """
     padded = replace(Flags.from_mapping(bench.baseline.cell["flags"]), rows_per_forward=None)
     tried = []
@@ -151,7 +157,7 @@ def explain(
     if not was_packed and not batch.valid_BS.all() and _has_state(bench.baseline):
         said = "a padded batch of which the modules that carry a state are handed no mask"
         known = [Mistake(said, "state_unmasked", replace(padded, fault="state_unmasked")), *known]
-    if bench.baseline.cell["flags"]["dtype"] == "float32":
+    if is_rounded and bench.baseline.cell["flags"]["dtype"] == "float32":
         known = [half_softmax(bench), *known]
     bench.expected += len(known)
     for mistake in known:

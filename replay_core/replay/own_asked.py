@@ -218,7 +218,7 @@ def _sights(own: OwnForward) -> list[Shown]:
 
 def _is_through_padding(own: OwnForward, rows: Sequence[int]) -> bool:
     """Whether only rows with padding see their future, and others are there: padding may hold all there is."""
-    has_padding_B: Bools = (~own.batch.valid_BS).any(axis=1)
+    has_padding_B = np.asarray((~own.batch.valid_BS).any(axis=1))
     return bool(has_padding_B[list(rows)].all() and not has_padding_B.all())
 
 

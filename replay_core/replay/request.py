@@ -407,8 +407,9 @@ def _explain_recording(bench: Bench, recording: _Recording, *, why: bool) -> lis
         return ["what the trainer may have computed in its place was not tried with so large a model: --why tries it"]
     if is_trainers:
         baseline.cause = explain(
-            bench, held, recording.distance, recording.run, micro.batch, was_packed=_is_pack(micro)
-        )
+            bench, held, recording.distance, recording.run, micro.batch, was_packed=_is_pack(micro),
+            is_rounded=recording.values[0].is_rounded,
+        )  # fmt: skip
     elif why:
         baseline.cause = cause_of_recording(held)
     return []
@@ -462,7 +463,10 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     if shown and shown[0]["kind"] in _OF_CALLS:
         own.cause = cause_of_own_forward(shown)
         return []
-    own.cause = explain(bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro))
+    own.cause = explain(
+        bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro),
+        is_rounded=bool((half_of(own_N) == own_N).all()),
+    )  # fmt: skip
     if own.cause["kind"] != "maths":
         return []
     # What other rows cut off is deaf as well.

@@ -214,8 +214,8 @@ def answer(
         (_ROTARY, _half_softmax, "maths", "is each row alone with its log-softmax taken in bfloat16"),
         (_ROTARY, lambda one: _moved(one, by_mask=False), "own_keys", "its positions counting slots"),
         pytest.param(
-            _ROTARY, lambda one: _moved(one, by_mask=True), "own_keys",
-            "is a batch padded on the right under the mask of one padded on the left:", marks=pytest.mark.slow,
+            _LEARNED, lambda one: _moved(one, by_mask=True), "own_keys",
+            "is a batch padded on the right under the mask of one padded on the left, in eager", marks=pytest.mark.slow,
         ),
         (_WINDOWED, _misread(sliding_window=None), "maths", "is each row without the config's window of 4 tokens"),
         (_WINDOWED, _misread(sliding_window=5), "maths", "is each row with a window one token longer than"),
@@ -434,7 +434,8 @@ def test_what_is_each_row_alone_but_for_rounding_is_no_mistake(is_noise: bool) -
         return {"kind": "rounding" if is_noise else "padding", "sentence": "how it was asked", "is_noise": is_noise}
 
     bench = SimpleNamespace(
-        baseline=SimpleNamespace(cell={"flags": flags.to_mapping()}), plan=SimpleNamespace(model="init", step=None),
+        baseline=SimpleNamespace(cell={"flags": flags.to_mapping()}, run=None),
+        plan=SimpleNamespace(model="init", step=None),
         expected=0, beside=lambda _flags, name: SimpleNamespace(run=True, name=name), why_beside=why_beside,
     )  # fmt: skip
     ids, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
