@@ -75,6 +75,8 @@ _BEYOND_FLOAT32 = 30.0
 _FEWEST_TOLD = 10
 #: Kinds that no setting of a batch shows: what was called before, and the seed.
 _OF_CALLS = ("state", "random")
+#: And those that no known mistake has: where nothing else shows, none is tried.
+_OF_NO_MISTAKE = (*_OF_CALLS, "batch", "future")
 #: Shares of tokens that are bit for bit the same where one rounding makes them, and where another does.
 _ALIKE, _UNLIKE = 0.98, 0.8
 #: Nats on average: what is so far off is not asked whether half precision explains it.
@@ -460,7 +462,7 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     if micro.rows is not None or is_large or any(one.agreement is False for one in others):
         return []
     shown = bench.own_shown(own, mean)
-    if shown and shown[0]["kind"] in _OF_CALLS:
+    if shown and all(one["kind"] in _OF_NO_MISTAKE for one in shown):
         own.cause = cause_of_own_forward(shown)
         return []
     own.cause = explain(
