@@ -45,7 +45,7 @@ def shows_fp32(pair: PairFigures) -> bool:
     """
     if "usual" not in pair.kept and pair.rows.width == 1 and pair.rows.sample is not None:
         doubt = _doubt(np.sqrt(pair.rows.a2))
-        pair.kept["usual"] = _usual(pair.rows.sample, pair.rows.max / doubt, pair.rows.max > 0)
+        pair.kept["usual"] = _usual(pair.rows.sample, pair.rows.max / doubt, pair.rows.max > 0, doubt)
     usual = pair.kept.get("usual")
     return usual is not None and usual <= limits.LOGPROB_NOISE_FP32
 
@@ -67,24 +67,35 @@ def look(pair: PairFigures, rows: Iterator[tuple[NDArray[Any], NDArray[Any]]], c
         per.d2[here], per.doubt2[here] = (d * d).sum(axis=1), np.where(there, doubt * doubt, 0.0).sum(axis=1)
         per.greatest[here], per.most[here] = d.max(axis=1, initial=0.0), (d / doubt).max(axis=1, initial=0.0)
         of_RT = np.broadcast_to(np.arange(a.shape[0])[:, None], a.shape)
-        typical = _usual(of_RT[there], (d / doubt)[there], d[there] > 0)
+        typical = _usual(of_RT[there], (d / doubt)[there], d[there] > 0, doubt[there])
         usual += [] if typical is None else [typical]
     pair.kept |= {**_seen(per), "usual": max(usual, default=None)}
 
 
-def _usual(of: NDArray[Any], off: F64, differs: NDArray[np.bool_]) -> float | None:
+def _usual(of: NDArray[Any], off: F64, differs: NDArray[np.bool_], doubt: F64) -> float | None:
     """The greatest of the samples' medians of what their tokens are off, of samples of some length that differ.
+
+    Short ones that differ are one sample. Where even together they are short, most of their tokens being equal bit for
+    bit says what a small median does: noise spares no token. What is certain is equal whatever computed it.
 
     of: the sample of each token, rising.
     """
     found = list[float]()
     parted = np.unique(of[differs])
     starts, ends = np.searchsorted(of, parted), np.searchsorted(of, parted, side="right")
+    short = [np.zeros(0)]
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         first = start + int(differs[start:end].argmax())
         begin = first if end - first >= limits.SAMPLE_TOKENS else start
         if end - begin >= limits.SAMPLE_TOKENS:
             found.append(float(np.median(off[begin:end])))
+        else:
+            short.append(off[start:end][doubt[start:end] > limits.LEAST_DOUBT])
+    together = np.concatenate(short)
+    if together.size >= limits.SAMPLE_TOKENS:
+        found.append(float(np.median(together)))
+    elif not found and 2 * np.count_nonzero(together == 0) > together.size:
+        found.append(0.0)
     return max(found, default=None)
 
 

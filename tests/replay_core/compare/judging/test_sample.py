@@ -12,6 +12,7 @@ import pytest
 from replay_core import naming
 from replay_core.compare import compare_runs
 from replay_core.compare.comparison import Comparison
+from replay_core.compare.judging import sample
 from replay_core.dumps import open_run
 from replay_core.pages import array
 from replay_core.records import Inline, Record, TensorRef
@@ -84,3 +85,30 @@ def test_no_token_may_be_off_by_more_than_a_nat(name: str) -> None:
         values[tokens[5]] += 1.1
 
     assert planted(FIXTURES / name, noise_and_one).first is not None
+
+
+def usual(samples: list[list[float]], *, logprob: float = -1.0) -> float | None:
+    """What the typical token is off by, of samples of such differences."""
+    off = np.array([one for tokens in samples for one in tokens])
+    of = np.repeat(np.arange(len(samples)), [len(tokens) for tokens in samples])
+    return sample._usual(of, off, off > 0, np.full(off.size, -np.expm1(logprob)))
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([[0, 0.7, 0], [0, 0, 0, 0]], 0.0),  # one token of a short response, the others bit for bit
+        ([[0.7, 0.01], [0, 0, 0]], None),  # noise of half precision may have moved both of two tokens
+        ([[0.7], [0, 0, 0]], None),
+        ([[0.02, 0.01, 0.03]] * 3, 0.02),  # many short responses are as good as a long one
+        ([[0, 0.7, 0], [0.02] * 9], 0.02),  # what a long one shows holds
+    ],
+)
+def test_short_responses_show_as_well_how_they_were_computed(
+    samples: list[list[float]], expected: float | None
+) -> None:
+    assert usual(samples) == expected
+
+
+def test_certain_tokens_of_a_short_response_say_nothing() -> None:
+    assert usual([[0, 0.7, 0]], logprob=-1e-6) is None
