@@ -75,6 +75,9 @@ def _judged(counted: PairFigures, whole: PairFigures | None, held: Limits) -> Ju
 def _padding(whole: PairFigures, context: Context) -> Judgement:
     if context.bitwise_only:
         return Judgement(Verdict.DIFF, f"{mismatched(whole)}, all in padding; bitwise equality was asked for")
+    if context.meaning.kind == "mask":
+        # Where a mask is on in padding, it is in a loss's sum and in its denominator.
+        return Judgement(Verdict.DIFF, f"{mismatched(whole)}, all in padding: one side's mask counts padding")
     reason = f"differs only in padding: {mismatched(whole)}, none of them in a token that counts"
     if whole.nonfinite_mismatched:
         reason += "; NaN there turns into NaN gradients where backward multiplies it by 0"

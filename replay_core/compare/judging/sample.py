@@ -118,7 +118,9 @@ def _by_token(pair: PairFigures) -> Samples:
 
 def _seen(per: Samples) -> dict[str, Seen | None]:
     """How many times further off than the others the worst sample is, by its tokens' rms, and by its worst token."""
-    there = np.flatnonzero(per.tokens >= limits.SAMPLE_TOKENS)
+    # Of short samples the mean says little, but the only one that differs needs none.
+    is_alone = np.count_nonzero(per.greatest) == 1
+    there = np.flatnonzero(per.tokens >= (1 if is_alone else limits.SAMPLE_TOKENS))
     if there.size < limits.FEWEST_SAMPLES:
         return {}
     d2, greatest, most = per.d2[there], per.greatest[there], per.most[there]

@@ -240,3 +240,13 @@ def test_rows_of_an_activation_without_a_layout_are_called_neither_samples_nor_p
         compare_fields(tmp_path, {"layers.0.mlp.output": a}, {"layers.0.mlp.output": b}), "layers.0.mlp.output"
     )
     assert (row.raw_a, row.token) == ((4, 9), None)
+
+
+def test_a_response_mask_that_counts_padding_is_no_difference_in_padding_alone(tmp_path: Path):
+    ids_BS = torch.tensor([[0, 5, 6, 7, 8, 9], [0, 1, 2, 3, 0, 0]])
+    fields = {"input_ids": ids_BS, "attention_mask": (ids_BS != 0).long(), "logprobs": -torch.rand(2, 3)}
+    ends = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    found = compare_fields(tmp_path, {**fields, "response_mask": ends}, {**fields, "response_mask": torch.ones(2, 3)})
+    row = row_of(found, "response_mask")
+    assert row.verdict is Verdict.DIFF
+    assert "all in padding: one side's mask counts padding" in row.reason

@@ -112,3 +112,11 @@ def test_short_responses_show_as_well_how_they_were_computed(
 
 def test_certain_tokens_of_a_short_response_say_nothing() -> None:
     assert usual([[0, 0.7, 0]], logprob=-1e-6) is None
+
+
+@pytest.mark.parametrize(("off", "stands_out"), [(0.25, True), (0.05, False)])
+def test_a_short_response_that_alone_differs_stands_out(off: float, stands_out: bool) -> None:
+    per = sample.Samples(
+        np.full(4, 3), np.array([0, 0, 3 * off**2, 0]), np.full(4, 3.0), *(np.array([0, 0, off, 0]) for _ in range(2))
+    )
+    assert ("sample" in sample._seen(per)) is stands_out
