@@ -92,7 +92,8 @@ def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatc
     if reference.startswith(RANDOM):
         model = _random(reference.removeprefix(RANDOM), plan, batch)
     elif reference.startswith(FACTORY):
-        model = own_code.model(reference.removeprefix(FACTORY), plan.forward_path).to(getattr(torch, plan.flags.dtype))
+        model = _in_dtype(own_code.model(reference.removeprefix(FACTORY), plan.forward_path), plan.flags.dtype)
+        said = _kept(model, plan.flags.dtype)
     else:
         model, said = _from_directory(Path(reference), plan, batch)
     model.eval().requires_grad_(False)
@@ -100,6 +101,34 @@ def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatc
         ready_for_float64(model)
     fit.need_vocabulary(model.config.get_text_config().vocab_size, batch, reference)
     return LoadedModel(model.to(plan.flags.device), reference, [*notes, *said])
+
+
+def _in_dtype(model: Any, name: str) -> Any:
+    """A factory's model in a dtype. One whose parameters are mostly of it stays as it was built, with a head or a
+    router that is kept in float32. Else all is cast but the frequencies of rotations, as transformers loads a model.
+    """
+    dtype, sizes = getattr(torch, name), dict[torch.dtype, int]()
+    for parameter in model.parameters():
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    if sizes and max(sizes, key=sizes.__getitem__) == dtype:
+        return model
+    frequencies = [
+        (module, key, buffer)
+        for module in model.modules()
+        for key, buffer in module.named_buffers(recurse=False)
+        if key.endswith("inv_freq")
+    ]
+    model.to(dtype)
+    for module, key, buffer in frequencies if dtype.itemsize < torch.float32.itemsize else ():
+        setattr(module, key, buffer)
+    return model
+
+
+def _kept(model: Any, name: str) -> list[str]:
+    """What to say of parameters that are in another dtype."""
+    others = [key for key, one in model.named_parameters() if one.dtype != getattr(torch, name)]
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    return [f"not in {name}, as the factory built them: {', '.join(others[:3])}{more}"] if others else []
 
 
 def prepare(model: LoadedModel, flags: Flags) -> list[str]:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError, UnavailableError
 from replay_core.pages import array
+from replay_core.replay import model
 from tests.fixtures import FIXTURES
 
 
@@ -138,3 +140,22 @@ plan = ReplayPlan(dump="", step=0, rank=0, micro=0, model=sys.argv[1], out="")
 load(plan, sys.argv[1], [], MicroBatch(np.zeros((1, 2), np.int64), np.ones((1, 2), bool)))
 print("lifted" if resource.getrlimit(resource.RLIMIT_DATA)[0] == hard else "still limited")
 """
+
+
+def test_a_factorys_model_keeps_its_frequencies_and_what_it_was_built_with_in_float32() -> None:
+    config = AutoConfig.for_model(
+        "llama", hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=64,
+    )  # fmt: skip
+    single = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    frequencies = single.model.rotary_emb.inv_freq.clone()
+    cast = model._in_dtype(single, "bfloat16")
+    assert cast.lm_head.weight.dtype == torch.bfloat16
+    assert torch.equal(cast.model.rotary_emb.inv_freq, frequencies)
+
+    half = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    half.lm_head.float()
+    kept = model._in_dtype(half, "bfloat16")
+    assert (kept.lm_head.weight.dtype, kept.model.rotary_emb.inv_freq.dtype) == (torch.float32, torch.float32)
+    assert model._kept(kept, "bfloat16") == ["not in bfloat16, as the factory built them: lm_head.weight"]
+    assert model._in_dtype(half, "float32").model.embed_tokens.weight.dtype == torch.float32
