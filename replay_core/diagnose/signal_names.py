@@ -56,7 +56,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Mismatch KL prime-rl k3", "Generation KL Error NeMo-RL k3",
     ),
     "rollout_k1": ("rollout_corr/kl verl k1", "mismatch/mismatch_kl verl k1", "vllm_kl OpenRLHF k1",
-    "optim/kl_sample_train_v1 tinker k1"),
+    "optim/kl_sample_train_v1 tinker k1", "kl_sample_train_v1 tinker k1"),
+    "rollout_k2": ("optim/kl_sample_train_v2 tinker k2", "kl_sample_train_v2 tinker k2"),
     "logprob_diff": (
         "sampling/sampling_logp_difference/mean TRL mean|d|", "train/train_rollout_logprob_abs_diff slime mean|d|",
         "policy/rollout_train_logprobs_abs_diff_mean SkyRL mean|d|", "mean_abs_lp_diff miles mean|d|",
@@ -181,7 +182,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "prompts_at_limit": ("prompt_length/clip_ratio verl",),
     "kl_coefficient": ("actor/kl_coef verl", "objective/kl_coef TRL", "actor/reward_kl_penalty_coeff verl",
-                       "kl_ctl_value *", "critic/kl_coeff verl"),
+                       "kl_ctl_value *", "critic/kl_coeff verl", "beta *"),
     "learning_rate": (
         "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "act_lr OpenRLHF",
         "policy/policy_lr SkyRL",
@@ -247,7 +248,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
     (
-        regex(r"(?i)^(?:[\w.]+/)*(?:curriculum\w*|curriculum/[\w/]+|(?:mean_|avg_)?difficulty\w*|task_level)$"),
+        regex(r"(?i)^(?!.*(?:reward|score|acc|correct|loss))(?:[\w.]+/)*(?:curriculum\w*|curriculum/[\w/]+|(?:mean_|avg_)?difficulty\w*|task_level)$"),
         "difficulty",
         "",
     ),
@@ -306,7 +307,7 @@ _PLAIN: dict[str, str] = {
     "is_weight_mean": "tis_weight tis_ratio tis is_weight is_weights importance_weight importance_weights "
     "behave_imp_weight rollout_is rollout_is_weight",
     "is_weight_clipped": "tis_clipfrac tis_clip_frac tis_clip_fraction is_clipfrac is_clip_frac is_clip_fraction",
-    "kl_coefficient": "kl_coef kl_coeff kl_coefficient kl_beta",
+    "kl_coefficient": "kl_coef kl_coeff kl_coefficient kl_beta beta_kl adaptive_beta adaptive_kl_coef kl_weight",
     "preemptions": "preemptions num_preemptions preempted num_preempted preemption_count retracted_reqs",
     "kv_usage": "kv_cache_usage kv_usage gpu_cache_usage_perc kv_cache_usage_perc kv_util",
     "padding_share": "pad_frac padding_ratio pad_ratio padding_frac padding_share pad_fraction padding_fraction",
@@ -399,6 +400,8 @@ _ENGINE = _words(
 )
 _APART = _words("diff difference gap mismatch delta distance error vs abs")
 _LOGPROBS = _words("logp logps logprob logprobs lp logpp log")
+_SAMPLERS = _words("sample sampler sampling infer inference engine vllm sglang")
+_TRAINERS = _words("train trainer training learner")
 #: What makes another figure of it: a setting, a bound, a part of a loss, another network's.
 _OTHERWISE = _words("coef coeff coefficient beta target loss penalty max min std sign limit scale factor decay warmup")
 _OF_CRITIC = _words("critic value vf reward")
@@ -421,6 +424,8 @@ def _by_its_words(words: frozenset[str]) -> str | None:
     if words & _OTHERWISE:
         return None
     if "kl" in words:
+        if words & _SAMPLERS and words & _TRAINERS:
+            return next((f"rollout_k{n}" for n in "23" if words & {f"k{n}", f"v{n}"}), "rollout_k1")
         to_old = words & {"old", "behavior", "behaviour", "update"}
         return "policy_kl" if to_old else "kl" if words & {"ref", "reference", "base", "init", "initial"} else None
     if words & _ENGINE and words & _APART and (words & _LOGPROBS or words & {"prob", "probs"}):
@@ -447,6 +452,43 @@ def _by_its_words(words: frozenset[str]) -> str | None:
         "weight_lag" if own & _OLDER and own <= _OLDER | {"weight", "weights", "version", "steps", "engine"} else None
     )
 
+
+#: Words that make of a reward or score another one than what the policy is paid: others', parts, measures, statistics.
+_NOT_PAID = _words(
+    "baseline random heuristic ref reference chosen rejected better worse accepted positive negative pos neg margin "
+    "margins accuracy accuracies bonus clip clipped threshold best top count num n frac fraction zero time seconds "
+    "model loss kl entropy format fmt length len test eval val valid validation dev held expert oracle teacher human "
+    "value predicted prediction norm normalized normalised whitened advantage adv ema smoothed moving running median "
+    "percentile cumulative sum delta diff improvement change gap per turn old prev previous initial f1 bleu rouge bert "
+    "meteor similarity perplexity cost fn func function lr rate signal rm hacking spread pass group groups shaping "
+    "p10 p25 p50 p75 p90 p95 q1 q3 lowest highest goal temperature weighted confidence ood distractor placebo"
+)
+_NO_LOSS = _words(
+    "value critic vf kl entropy ent aux eval val test valid validation dev balance balancing router z moe lb held ref "
+    "reference initial best ema smoothed delta diff nll ce sft lm mtp distill contrastive reg regularization l2 weight"
+)
+
+
+def _by_a_word(raw: str) -> str | None:
+    """The signal of a name that only ends in its word: told where a run logs none under a name of its own."""
+    words = [word for word in _BETWEEN.split(raw.lower()) if word not in ("", "mean", "avg", "average")]
+    every = frozenset(words)
+    if not words or every & _OTHERWISE - {"loss"} or _ASIDE.match(raw):
+        return None
+    if every & {"reward", "rewards", "score", "scores"} and not every & (_NOT_PAID | {"loss"}):
+        return "reward"
+    return "loss" if words[-1] in ("loss", "losses") and len(words) > 1 and not every & _NO_LOSS else None
+
+
+#: Statistics that say nothing of what they are of: beside nothing else, and over steps, they are of the reward.
+UNNAMED = {"mean": "reward", "avg": "reward", "average": "reward", "max": "reward_max", "min": "reward_min"}
+#: What counts or times a row, and is no figure.
+NO_FIGURE = regex(
+    r"(?i)^(?:metrics\.)?(?:_\w+|step|steps|\w*_?step|epochs?|iter\w*|episodes?|batch\w*|round|update|index|idx|id|seed|rank"
+    r"|time\w*|timestamp|elapsed\w*|runtime|date|relative time \(process\)|wall time)$"
+)
+#: The signal of a figure that is none of the known ones: shown, and not judged.
+OTHER = "other"
 
 #: The share of what is not: what ends instead of what is cut, what differs instead of what does not.
 COMPLEMENT = "1 - what is logged"
@@ -493,7 +535,7 @@ MACHINE = frozenset(
     }
 )  # fmt: skip
 SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(
-    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), "held_out", "held_out_loss", "kv_usage", "padding_share",
+    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "kv_usage", "padding_share",
      "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std")
 ))  # fmt: skip
 
@@ -520,6 +562,8 @@ def _flattened() -> dict[str, Name]:
 
 #: After every framework's own name of the signal.
 _HOME_GROWN = 99
+#: After all of them.
+_BY_A_WORD = 199
 _FRAMEWORKS = (
     "*", "TRL", "tunix", "torchtune",
     "verl", "slime", "miles", "OpenRLHF", "SkyRL", "NeMo-RL", "prime-rl", "AReaL", "ROLL",
@@ -579,4 +623,9 @@ def named(raw: str, trl: bool = False) -> Name | None:
             return named(raw.removeprefix(prefix), trl)
     plain = _home_grown(raw)
     # A column's name may have lost its slashes: critic_score_mean.
-    return _flattened().get(raw) if plain is None else Name(plain, None, "", _HOME_GROWN)
+    if plain is not None:
+        return Name(plain, None, "", _HOME_GROWN)
+    if (flat := _flattened().get(raw)) is not None:
+        return flat
+    word = _by_a_word(raw)
+    return None if word is None else Name(word, None, "", _BY_A_WORD)

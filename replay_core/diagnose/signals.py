@@ -22,6 +22,8 @@ from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.finding import Evidence, Where
 from replay_core.diagnose.printed import is_zero_rounded, untold
 from replay_core.dumps.log_text import COUNTED
+from replay_core.dumps.metric_tables import OF_A_RUN
+from replay_core.dumps.metric_tables import SUFFIXES as TABLES
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Record, Run, Selection, TensorRef
@@ -38,6 +40,8 @@ _OF_CRITIC = {"grad_norm": "critic/grad_norm", "clipped_grad_norm": "critic/grad
 _LAST, _PARTS = (3, 5, 10), (1, 2, 3, 4)
 #: Of a run of ten thousand files a few stand for all: every point has its own path.
 _SHOWN_PATHS = 4
+#: Figures of nothing known that are kept, and known ones of a log that needs no others.
+_OTHERS, _FEW = 12, 4
 #: The notes of runs whose steps were counted, not read.
 _COUNTED = frozenset({COUNTED, NUMBERED})
 
@@ -181,11 +185,15 @@ class RunLog(Struct):
     algorithm: Algorithm = field(default_factory=lambda: Algorithm({}))
     rounded: str = ""
     """What of it was rounded away for printing, in words; nothing in most."""
+    run: str = ""
+    """Which of several runs of one table it is."""
     samples: Callable[[], Iterator[Any]] = lambda: iter(())
     """The samples (`StepBatch`) that the run recorded beside what it logged; none of a log alone."""
     _points: dict[tuple[str, str], dict[tuple[Any, Any, Any], Point]] = field(default_factory=dict)
     _names: dict[tuple[str, str], signal_names.Name] = field(default_factory=dict)
     _series: dict[str, list[Series]] | None = None
+    _others: dict[str, dict[tuple[Any, Any, Any], Point]] = field(default_factory=dict)
+    """Figures of nothing known, by name."""
 
     def has(self, signal: str) -> bool:
         """Whether it has the signal; `event:KIND` asks for what a log tells beside numbers."""
@@ -261,15 +269,37 @@ class RunLog(Struct):
         return [told for told in self.events("warning") if any(word in told.text for word in words)]
 
     def add(self, ref_name: str, point: Point, trl: bool = False) -> None:
-        """A value of the run. Names of nothing known are passed over."""
-        name = signal_names.named(ref_name, trl)
-        if name is not None:
+        """A value of the run. Figures of nothing known are kept apart."""
+        name = signal_names.named(ref_name.rpartition(OF_A_RUN)[2] if self.run else ref_name, trl)
+        if name is None:
+            other = ref_name.removeprefix("metrics.")
+            if (other in self._others or len(self._others) < _OTHERS) and not signal_names.NO_FIGURE.match(other):
+                self._others.setdefault(other, {})[point.step, point.micro, point.rank] = point
+        else:
             if name.formula == signal_names.COMPLEMENT:
                 point = replace(point, value=1 - point.value)
             key = name.signal, ref_name.removeprefix("metrics.")
             self._names[key] = name
             self._points.setdefault(key, {})[point.step, point.micro, point.rank] = point
             self._series = None
+
+    def take_others(self) -> None:
+        """Take figures of nothing known into a log that has few others. A mean, least and most that name nothing are
+        the reward's, where they are all there is.
+        """
+        others, self._others = self._others, {}
+        known = {signal for signal, _ in self._points} - signal_names.MACHINE
+        bare = {name: signal_names.UNNAMED[name] for name in others if name in signal_names.UNNAMED}
+        is_bare = not known and "reward" in bare.values() and all(
+            name in bare or name in ("std", "median", "count", "n") for name in others
+        )  # fmt: skip
+        if len(known) >= _FEW:
+            return
+        for name, points in others.items():
+            signal = bare[name] if is_bare and name in bare else signal_names.OTHER
+            self._names[signal, name] = signal_names.Name(signal)
+            self._points[signal, name] = points
+        self._series = None
 
     def leave_out_untold(self) -> None:
         """Part with series that lie below the last decimal they are printed with: their zeros are none."""
@@ -289,6 +319,8 @@ class RunLog(Struct):
 
     def contradicts(self, other: RunLog) -> bool:
         """Whether both tell different values of one thing: then they are two runs, not two files of one."""
+        if self.run != other.run:
+            return True
         for key in self._points.keys() & other._points.keys():
             mine, theirs = self._points[key], other._points[key]
             for place in mine.keys() & theirs.keys():
@@ -353,12 +385,13 @@ class Signals:
                     file,
                     RunLog([str(record.path)], not _COUNTED.isdisjoint(run.notes), algorithm=Algorithm(stated_by(run))),
                 )
-                _take(log, record)
+                _take(log, record, by_file)
                 record.release()  # a log of a million values is kept as numbers, not as fields
         norms = by_file.pop(_NORMS, None)
         logs: list[RunLog] = []
         for log in by_file.values():
             log.leave_out_untold()
+            log.take_others()
             if not log._points and not log.told:
                 continue
             home = next((known for known in logs if not known.contradicts(log)), None)
@@ -384,7 +417,16 @@ def _beside(logs: list[RunLog], norms: RunLog) -> None:
         logs.append(norms)
 
 
-def _take(log: RunLog, record: Record) -> None:
+def _of_the_run(log: RunLog, name: str, every: dict[str, RunLog]) -> RunLog:
+    """The log of the run that a figure's name begins with, where a table holds several; else the file's own."""
+    run = name.removeprefix("metrics.").rpartition(OF_A_RUN)[0]
+    if not run or not log.paths[0].endswith(TABLES):
+        return log
+    own = RunLog([log.paths[0]], log.is_counted, algorithm=log.algorithm, run=run)
+    return every.setdefault(f"{log.paths[0]}\0{run}", own)
+
+
+def _take(log: RunLog, record: Record, every: dict[str, RunLog]) -> None:
     try:
         refs = record.tensors()
     except RldbgError:
@@ -400,7 +442,8 @@ def _take(log: RunLog, record: Record) -> None:
                 # Of preference pairs it is another figure: KTO's estimate over a batch, cut off at 0.
                 is_kto = pairs and ref.name.removeprefix("metrics.") == "kl"
                 name = _OF_CRITIC.get(ref.name, ref.name) if record.key.role == "critic" else ref.name
-                log.add("pair_kl" if is_kto else name, _point(record, ref, value), trl)
+                own = _of_the_run(log, name, every)
+                own.add("pair_kl" if is_kto else name, _point(record, ref, value), trl)
 
 
 def _point(record: Record, ref: TensorRef, value: float) -> Point:

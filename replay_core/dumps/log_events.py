@@ -22,6 +22,18 @@ KEPT = 200
 _FRAMES = 40
 _LONGEST = 2000
 
+#: What a script says of its own run at its end, on a line that says nothing else.
+_NOT_LEARNT = (
+    r"(?:(?:is |was |has |did |does )?not? (?:been )?(?:learn(?:ing|t|ed)?|improv(?:e|ed|ing|ement))\b|failed to "
+    r"(?:learn|improve|converge)|(?:has |is )?(?:collapsed|diverged|degrad(?:ed|ing)|trend(?:ed|ing) down\w*))"
+)
+VERDICT = (
+    r"^\W{0,12}(?:verdict|conclusion|result|outcome|diagnosis|assessment|status)\s{0,3}[:=]\W{0,8}(?:the )?(?:\w+ ){0,2}"
+    + _NOT_LEARNT
+    + r"|^\W{0,12}(?:the )?(?:mean |average )?(?:model|policy|agent|reward|rewards|training|learning)\s"
+    + _NOT_LEARNT
+    + r"[^\w]{0,6}$|^\W{0,12}no (?:learning|improvement)(?: \w+){0,3}[^\w]{0,6}$"
+)
 #: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     # torch's CUDA allocator, torch's CPU allocator, Ray's memory monitor, the kernel.
@@ -168,6 +180,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
+        r"|(?i:" + VERDICT + r")"
         r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
         r"|but the current dype|but the current dtype|\b[Rr]equeu(?:ed|ing)\b|Can't pickle |zero_advantage=\d"
         r"|(?i:^(?!.*\b(?:done|terminated)['\"]?\s?[=:]\s?(?:true|false)\b).*"
@@ -250,6 +263,7 @@ HINT = regex(
     r"|Floating point exc|Illegal instr|return code =|[Ee]xit(?:ed with)? code|exit code|terminated by sig"
     r"|okenization mismatch|Bad grad_norm|Cache not flushed|is too long|Could not find|' succeeded"
     r"|_IncompatibleKeys|exitcode"
+    r"|(?i:verdict|not learning|trended|did not (?:learn|improve)|no (?:learning|improvement)|collapse)"
     r"|^\s*rank\s+: \d|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
 

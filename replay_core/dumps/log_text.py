@@ -74,6 +74,9 @@ _MISNAMED = regex(rb"\A(?:\s*\{\s*'|\s*\{[^\n]{0,4000}\},[ \t]*\r?\n|[A-Za-z][\w
 
 COUNTED = "steps that the log does not number are counted"
 
+#: Steps with the same metrics that are those of a trainer.
+_ALIKE = 3
+
 _Place = tuple[int | None, int | None]  # step, rank
 
 
@@ -96,6 +99,20 @@ class _Log(Struct):
     @property
     def is_empty(self) -> bool:
         return not (self.iterations or self.metrics or self.events)
+
+    def last_told(self) -> tuple[int, int] | None:
+        """The last step of those that have what most steps have, and its line: an answer that is printed numbers steps
+        of its own. None where steps have too little in common.
+        """
+        kinds = Counter(frozenset(values) for values in self.metrics.values()).most_common(1)
+        if self.iterations or not kinds or kinds[0][1] < _ALIKE:
+            return None
+        told = [
+            (min(line for name, (_, line) in values.items() if name in kinds[0][0]), step)
+            for (step, _), values in self.metrics.items() if step is not None and kinds[0][0] <= values.keys()
+        ]  # fmt: skip
+        line, step = max(told, default=(0, None))
+        return None if step is None else (step, line)
 
     def number(self, steps: dict[int, int]) -> None:
         """Give counted steps the numbers that the log's bars have for them."""
@@ -308,7 +325,7 @@ def _log(path: Path) -> _Log:
             for number, step, values in pairs.found:
                 log.add(step, values, None, number)
         log.counted = log.unnumbered = bool(log.metrics)
-    far = progress.told(None if log.counted else last, counts)
+    far = progress.told(*((None, counts) if log.counted else log.last_told() or (last, counts)))
     if far is None and log.is_empty:
         far = progress.ends()
     if far is not None:

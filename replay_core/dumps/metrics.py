@@ -4,31 +4,31 @@ trainer_state.json   {"log_history": [{"loss": …, "step": 1}, …]}     transf
 log_history.json, metrics*.json                                       the list alone, or one flat mapping
 logging.jsonl, metrics*.jsonl                                         a flat mapping per line
 any other .jsonl      {"step": 1, "train/loss": …, …} per line: a step, and a loss, a rate or a norm of the gradient
-progress.csv, metrics*.csv                                            a head with a step, and rows of numbers
+progress.csv, metrics*.csv, wandb_export*.csv                         a head with a step, and rows of numbers
 EXPERIMENT.jsonl     {"step": 1, "data": {…}} per line                  verl's file logger
                      {"step": 1, "actor": {"pg_loss": …}, …} per line   EasyR1's: rooms in rooms, read as actor/pg_loss
-wandb_export*.csv    "Step","RUN - train/loss","RUN - train/loss__MIN"  of one run, its name left out
+A file that is named itself may be called anything: a table (`metric_tables.py`), rows that count, columns by name
+history.json         {"step": [1, 2, …], "reward": [0.1, 0.2, …]}
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from replay_core.budget import reading, spend_values
+from replay_core.dumps import metric_tables
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.json_rows import Row, first_row, names_with, numbered, rows_by_place
 from replay_core.dumps.listing import listing
+from replay_core.dumps.metric_tables import OF_A_RUN, metric_names, metric_rows
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError, RldbgError
 from replay_core.file_spans import kept_while_unchanged, regular
@@ -39,10 +39,6 @@ _OF_TRAINING = frozenset(("loss", "grad_norm", "train/loss", "train/grad_norm", 
 _WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = regex(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
 _TABLE = regex(r"/(?:progress|history|log|wandb_export[^/]*|[^/]*metrics[^/]*)\.csv$", re.IGNORECASE)
-#: What tables of metrics call the step: Lightning, wandb's exports, RLlib, Stable-Baselines.
-_TABLE_STEPS = ("step", "Step", "global_step", "iteration", "training_iteration", "time/iterations", "epoch")
-#: Of a table, what is read at most: a million steps of a hundred figures are no log.
-_TABLE_BYTES = 64 << 20
 #: What no row of samples holds: a file of such rows is one of metrics, whatever it is called.
 _TRAINED = regex(r"(?:^|[/_.])(?:loss|grad_norm|learning_rate|lr)$")
 #: Records of one step or rank each, which another dialect reads.
@@ -59,10 +55,11 @@ NUMBERED = "rows that name no step are numbered in the order they stand in"
 
 def _files(path: Path) -> Iterator[Path]:
     for folder in listing(path).folders:
-        for file in names_with(folder, ".json", ".jsonl", ".csv"):
+        for file in names_with(folder, ".json", ".jsonl", *metric_tables.SUFFIXES):
             text = f"{folder.path}/{file}"
-            if file.endswith(".csv"):
-                if (path.is_file() or _TABLE.search(text)) and any(map(_TRAINED.search, _head(folder.file(file)))):
+            if file.endswith(metric_tables.SUFFIXES):
+                names = metric_names(folder.file(file), path.is_file()) if path.is_file() or _TABLE.search(text) else []
+                if names and (path.is_file() or any(map(_TRAINED.search, names))):
                     yield folder.file(file)
                 continue
             if file.endswith(".jsonl"):
@@ -70,7 +67,7 @@ def _files(path: Path) -> Iterator[Path]:
                 row = None if first is None else _unwrapped(first)
                 if row is None or not _is_flat(row):
                     continue
-                named = _LINES.search(text) or row is not first
+                named = _LINES.search(text) or row is not first or (path.is_file() and _count(folder.file(file)))
                 # Whatever a log of one's own is called (wandb.jsonl): one number per step of what only training has.
                 own = any(map(_TRAINED.search, row)) and not _OF_A_RECORD.search(text)
                 if named or (own and (path.is_file() or not row.keys().isdisjoint(STEP_FIELDS))):
@@ -78,8 +75,43 @@ def _files(path: Path) -> Iterator[Path]:
             # A file that is named itself may be called anything: then its rows have to be a trainer's.
             elif (known := _WHOLE.search(text) is not None) or path.is_file():
                 rows = _history(folder.file(file), None)
-                if any(known or not _OF_TRAINING.isdisjoint(row) for row in rows):
+                if any(known or not _OF_TRAINING.isdisjoint(row) for row in rows) or (not known and _counts(rows)):
                     yield folder.file(file)
+
+
+#: What rows count by, whatever they tell of it; rows that are looked at; letters of a label.
+_COUNTERS = (*STEP_FIELDS, "episode", "epoch", "update", "batch", "round", "timestep", "timesteps")
+_LOOKED, _A_LABEL = 40, 60
+#: Of rows that count, the share that goes on from the one before: a run may begin anew.
+_GO_ON = 0.75
+
+
+def _count(file: Path) -> bool:
+    """Whether the first lines of a file are rows that count."""
+    with regular(file) as opened:
+        lines = [opened.readline(1 << 16) for _ in range(_LOOKED)]
+    rows = [mapping for line in lines if line.strip() and (mapping := _mapping(line)) is not None]
+    return _counts(rows if all(map(_is_flat, rows)) else [])
+
+
+def _counts(rows: list[dict[str, Any]]) -> bool:
+    """Whether rows (3 and more) count something, on from each to the next in most, and tell other numbers of it and no texts: one
+    row of many samples of a step does not.
+    """
+    rows = rows[:_LOOKED]
+    for name in _COUNTERS:
+        steps = [row[name] for row in rows if _is_number(row.get(name))]
+        on = sum(b > a for a, b in pairwise(steps))
+        if len(steps) < max(3, len(rows) - 1) or on < _GO_ON * (len(steps) - 1):
+            continue
+        labels = [value for row in rows for value in row.values() if isinstance(value, str)]
+        others = {each for row in rows for each, value in row.items() if _is_number(value) and each not in _COUNTERS}
+        return bool(others) and all(len(label) <= _A_LABEL for label in labels)
+    return False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
@@ -114,59 +146,10 @@ def _is_flat(row: Any) -> bool:
     )
 
 
-def _head(file: Path) -> list[str]:
-    """The names of a table's columns, the step's first as `step`; none where no column is a step's."""
-    with regular(file) as opened:
-        line = opened.readline(1 << 16).decode("utf-8", "replace")
-    try:
-        names = next(csv.reader([line]), [])
-    except csv.Error:
-        return []
-    named = next((name for name in _TABLE_STEPS if name in names), None)
-    if named is None:
-        return []
-    said = [name.rpartition(" - ") for name in names if name != named]
-    if said and all(run for run, _, _ in said) and len({run for run, _, _ in said}) == 1:
-        # wandb's export of one run: its name before every metric's, and extremes of what a point stands for behind.
-        return ["step" if name == named else name.rpartition(" - ")[2] for name in names]
-    return ["step" if name == named else name for name in names]
-
-
-def _table(file: Path, problems: list[Problem]) -> list[dict[str, Any]]:
-    """Rows of a table of metrics; empty cells are metrics that a row does not say. What cannot be read is a problem."""
-    names = _head(file)
-    with regular(file) as opened:
-        stored = opened.read(_TABLE_BYTES + 1)
-    if len(stored) > _TABLE_BYTES:
-        problems.append(
-            Problem(str(file), f"a table of metrics is read up to {_TABLE_BYTES >> 20} MiB: what follows is not")
-        )
-    cells_of = csv.reader(io.StringIO(stored[:_TABLE_BYTES].decode("utf-8", "replace"), newline=""))
-    rows = []
-    with reading(file):
-        try:
-            for cells in islice(cells_of, 1, None):
-                spend_values(len(cells), "cells of a table")
-                told = zip(names, cells, strict=False)
-                if row := {name: value for name, cell in told if (value := _number(cell)) is not None}:
-                    rows.append(row)
-        except csv.Error as error:
-            problems.append(Problem(str(file), f"the table cannot be read from line {cells_of.line_num} on: {error}"))
-    return rows
-
-
-def _number(cell: str) -> float | None:
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return int(value) if math.isfinite(value) and value == int(value) and "." not in cell else value
-
-
 def _history(file: Path, problems: list[Problem] | None) -> list[dict[str, Any]]:
     """The rows of a document of metrics; none where it is something else."""
-    if file.suffix == ".csv":
-        return [row for row in _table(file, [] if problems is None else problems) if _is_flat(row)]
+    if file.suffix in metric_tables.SUFFIXES:
+        return [row for row in metric_rows(file, [] if problems is None else problems) if _is_flat(row)]
     try:
         content = read_container(file)
     except RldbgError as error:
@@ -176,10 +159,27 @@ def _history(file: Path, problems: list[Problem] | None) -> list[dict[str, Any]]
     tree = content.tree
     if isinstance(tree, dict) and isinstance(tree.get("log_history"), list):
         tree = tree["log_history"]
-    rows = tree if isinstance(tree, list) else [_summary(tree)]
+    rows = tree if isinstance(tree, list) else _by_columns(tree) or [_summary(tree)]
     return [row for row in rows if _is_flat(row)] if content.container == "json" else []
 
 
+def _by_columns(tree: Any) -> list[dict[str, Any]]:
+    """The rows of a mapping of columns, of which one counts; none of any other."""
+    if not isinstance(tree, dict):
+        return []
+    columns = {
+        name: values for name, values in tree.items()
+        if isinstance(values, list) and len(values) >= _COLUMN and all(each is None or _is_number(each) for each in values)
+    }  # fmt: skip
+    sizes = {len(values) for values in columns.values()}
+    if len(columns) < 2 or len(sizes) != 1:
+        return []
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return rows if _counts(rows) else []
+
+
+#: Rows of a column that make it one.
+_COLUMN = 3
 #: What wandb adds to the summary of a run, beside its last metrics: files, tables and its own account are mappings.
 _OF_WANDB = ("_wandb", "_runtime", "_timestamp")
 
@@ -206,7 +206,18 @@ def index(path: Path) -> Index:
             seen.setdefault(file.parent, (file, set(steps)))
         found.files += [(RecordKey(step, None, None, None, "training_metrics"), file) for step in steps]
         found.facts |= _settings(file) | _planned(file)
+        found.notes += _runs_said(file)
     return found
+
+
+def _runs_said(file: Path) -> list[str]:
+    """That a table holds several runs, where it does."""
+    if file.suffix not in metric_tables.SUFFIXES:
+        return []
+    runs = {name.partition(OF_A_RUN)[0] for row in _history(file, []) for name in row if OF_A_RUN in name}
+    if len(runs) < 2:
+        return []
+    return [f"{file.name} holds {len(runs)} runs, each judged by itself: {', '.join(sorted(runs))}"]
 
 
 #: What a row calls the step that the run is to end with.
@@ -412,5 +423,5 @@ def _steps_history(path: Path) -> dict[int | None, list[dict[str, Any]]]:
 
 
 DIALECT = Dialect(
-    "metrics", "names", any_of(_files), index, alone(several), several=several, grows=r"\.(?:jsonl?|csv)$"
+    "metrics", "names", any_of(_files), index, alone(several), several=several, grows=r"\.(?:jsonl?|csv|tsv)$"
 )

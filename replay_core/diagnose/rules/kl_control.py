@@ -119,6 +119,51 @@ def steered(log: RunLog) -> Finding | None:
     )
 
 
+#: Steps; the share of them in which the coefficient rises, how many times it grows in all and in the last third; what
+#: of the first third's KL is left; and how many times it has to grow where no reward tells.
+RISES, UP, TIMES, STILL_UP, KEPT, FAR_UP = 8, 0.8, 5.0, 1.2, 0.6, 20.0
+
+
+@rule("D117", "the KL coefficient grows without a hold on the KL", link="ref", scope="signals",
+      needs=("kl_coefficient", "kl"), explains=("L08", "L10", "L36", "L40"), lasts=True,
+      source="Ziegler et al. 2019: a coefficient that grows brings the KL down to its target")  # fmt: skip
+def runs_away(log: RunLog) -> Finding | None:
+    """A coefficient that rises in four of five steps (8 and more), to 5 times and more, and still does in the last
+    third, while the KL keeps three fifths of what it was: a warning where the reward falls, or where it has grown 20
+    times. Silent where the KL has come down to the stated target.
+    """
+    weight, kl = given(log.get("kl_coefficient")), given(log.get("kl"))
+    rows = [values for _, values in together(weight, kl)]
+    skip_if(len(rows) < RISES, f"needs coefficient and KL of {RISES} steps")
+    weights, far = [row[0] for row in rows], [row[1] for row in rows]
+    third = len(rows) // 3
+    up = sum(b > a for a, b in pairwise(weights))
+    if min(weights) <= 0 or up < UP * (len(weights) - 1) or weights[-1] < TIMES * weights[0]:
+        return None
+    begun, now = median(far[:third]), median(far[-third:])
+    if weights[-1] < STILL_UP * weights[-third] or begun <= 0 or now < KEPT * begun:
+        return None
+    target, reward = _target(log), log.get("reward")
+    falls = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
+    if (target is not None and now <= target) or not (falls or weights[-1] >= FAR_UP * weights[0]):
+        return None
+    return warning(
+        f"the KL coefficient runs away: {weight.name} grows from {weights[0]:.3g} to {weights[-1]:.3g} "
+        f"({weights[-1] / weights[0]:.3g} times) while the KL stays at {now:.3g} ({begun:.3g} at first): it has no hold on it"
+        + (f", and the reward falls for it, to {trends.level(given(reward).finite, 3):.3g}" if falls else ""),
+        weight.ended,
+        weight.shown(weights[-1], "at rest, once the KL is at its target"),
+        shown("steps in which it rises", f"{up} of {len(weights) - 1}"),
+        kl.shown(now, f"< {KEPT * begun:.3g}"),
+        *([given(reward).shown(given(reward).last.value, f"was {given(reward).finite[0]:.3g}")] if falls else []),
+        cause="the KL does not answer to the penalty: no gradient of it reaches the policy (it is only taken from the "
+        "reward, or detached, or the policy is not updated), its target is below what policy and reference are apart "
+        "to begin with, or the KL is of other tokens than those that are trained; the penalty then eats the reward",
+        next_step="take the KL before the first update, which is 0 for the policy that the reference is; bound the "
+        "coefficient, and look whether one update with a large one lowers the KL",
+    )
+
+
 def _target(log: RunLog) -> float | None:
     """The KL that a controller is to keep."""
     return log.algorithm.number("target_kl", "kl_target", "target")

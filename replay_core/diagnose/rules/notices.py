@@ -14,7 +14,7 @@ from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, wa
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS, UNTOLD
+from replay_core.dumps.log_events import DEATHS, UNTOLD, VERDICT
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -85,6 +85,15 @@ _TABLE: tuple[_Notice, ...] = (
         "the engine's KV cache is full: requests wait for room in it",
         "more or longer sequences than the KV cache holds at once",
         "raise gpu_memory_utilization or tensor parallelism; lower the response length", fewest=5,
+    ),
+    _Notice(
+        regex("(?i)" + VERDICT), "warning", "trend",
+        "the script's own verdict of its run is that it does not learn",
+        "the script compared its rewards or losses of the beginning and the end; with few points that may be noise, "
+        "and the same looks as a learning rate too high or too low, groups whose rewards are equal, and a task that the "
+        "model hardly ever solves",
+        "look at the reward's line from step to step, at what parts of it fall (calls, format, answers), and at KL and "
+        "gradient norm beside it; rldbg record -- YOUR COMMAND",
     ),
     _Notice(
         regex(r"right-padding was detected"), "warning", "tokens",
@@ -337,6 +346,20 @@ def _long_tail(log: RunLog) -> Iterator[Finding]:
 
 #: A head that is to be trained begins at random.
 _BY_DESIGN = regex(r"newly initialized.*(?:score|v_head|value_head|classifier|summary)\.")
+#: What a script says of a run.
+_VERDICT = regex("(?i)" + VERDICT)
+
+
+def _goes(log: RunLog, text: str) -> str:
+    """Behind a script's own verdict, how its reward goes, in words; nothing behind other warnings."""
+    reward = log.get("reward") if _VERDICT.search(text) else None
+    values = [] if reward is None else reward.finite
+    if reward is None or len(values) < 2 or values[0] == values[-1]:
+        return ""
+    said = ", ".join(f"{value:.3g}" for value in values) if len(values) <= 6 else f"{values[0]:.3g} to {values[-1]:.3g}"
+    return f": {reward.name} {'falls' if values[-1] < values[0] else 'goes'}, {said} over {len(values)} lines"
+
+
 #: A head alone: small models share it with the embedding, and their checkpoints do not hold it twice.
 _TIED = regex(r"newly initialized: \['(?:\w+\.)*lm_head\.weight'\]")
 #: A checkpoint of a run of one's own, by its name.
@@ -345,8 +368,11 @@ _TRAINED = regex(r"checkpoint at \S*(?:global_step|checkpoint[-_/]|ckpt|step[-_]
 
 def _goes_on(log: RunLog) -> bool:
     """Whether the log begins in the middle of a run."""
-    steps = [point.step for series in log.signals() for point in series.points[:1] if point.step is not None]
-    return bool(steps) and min(steps) > 2 and not log.is_counted
+    told = [[point.step for point in series.points[:2] if point.step is not None] for series in log.signals()]
+    steps = [each[0] for each in told if each]
+    # What is logged every eighth step begins at the eighth.
+    strides = [each[1] - each[0] for each in told if len(each) > 1]
+    return bool(steps) and min(steps) > max(2, min(strides, default=0)) and not log.is_counted
 
 
 _OF_LOGGER = regex(r"^(?:[\w.]+:\d+ )?\[?(?:ERROR|CRITICAL)\]?:?\s?(?:[\w.]+:\s?)?")
@@ -485,7 +511,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "
             "initialized"
             if lost
-            else known.claim + ("" if why is None else f": {in_short(why.cause)}"),
+            else known.claim + ("" if why is None else f": {in_short(why.cause)}") + _goes(log, text),
             lines[0].point.where(),
             shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
             shown("lines that say so", len(lines), "0", "log"),
