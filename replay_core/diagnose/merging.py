@@ -15,6 +15,8 @@ RARE = 0.25
 #: What a run comes to whatever is wrong with it: responses that are cut, degenerate or of another length, an entropy, a
 #: ratio, a gradient, a KL or a reward that leaves its range.
 SYMPTOMS = frozenset({"D20", "D24", "D25", "D26", "L02", "L08", "L09", "L10"})
+#: Of these, what a gradient comes to: what a run comes to before it may be behind it.
+GRADIENTS = frozenset({"L02"})
 #: What an info of explains away: a loss of 0 by construction.
 NORMAL = frozenset({"D02"})
 #: What costs time alone: read last of what is wrong.
@@ -39,7 +41,8 @@ class Chain(Struct, frozen=True):
         if cause.link != "trend" and not earlier and LINKS.index(cause.link) > LINKS.index(other.link):
             return False
         # Of two things a run comes to, the one that begins first.
-        if cause.link == other.link == "trend" and cause.steps and other.steps and cause.steps[0] > other.steps[0]:
+        both = other.link == "trend" or other.id in GRADIENTS
+        if cause.link == "trend" and both and cause.steps and other.steps and cause.steps[0] > other.steps[0]:
             return False
         meet = not cause.steps or not other.steps or set(cause.steps) & set(other.steps) or cause.id in self.lasting
         # One rule may tell of a tensor and of the metric that follows from it.

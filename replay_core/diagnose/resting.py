@@ -19,6 +19,8 @@ from replay_core.diagnose.signals import RunLog, Series
 LONG, APART = 100, 2.576
 #: Fewer steps are enough where one in six and more has a loss of 0 and no spread is logged, so that nobody else tells.
 TOLD = 48
+#: Fewer lines, each of several steps, and the steps that they span.
+LINES, SPANS = 30, 250
 #: Steps at the least that are the first ones.
 EARLY = 5
 #: A share of right answers over that is solved.
@@ -37,13 +39,16 @@ class Rest(Struct, frozen=True):
 
 
 def rests(log: RunLog) -> Rest | None:
-    """The reward of 100 steps and more (48 where many of them teach nothing) that does not rise: neither by the rank
+    """The reward of 100 steps and more (48 where many of them teach nothing, 30 lines that span 250) that does not rise: neither by the rank
     test nor in the mean of its last third over that of its first, or of all over that of its first few. None where it
     does, or is near a best of 1, or is one number in all of them.
     """
     series = log.get("reward")
     values = [] if series is None else series.finite
-    if series is None or len(values) < TOLD or len(set(values)) == 1 or (len(values) < LONG and not _losses_tell(log)):
+    if series is None or len(set(values)) == 1:
+        return None
+    spans = _spans(series)
+    if spans < SPANS and (len(values) < TOLD or (len(values) < LONG and not _losses_tell(log))):
         return None
     third = len(values) // 3
     first, last = values[:third], values[-third:]
@@ -61,7 +66,14 @@ def rests(log: RunLog) -> Rest | None:
     sigma = math.sqrt(pvariance(values))
     if abs(fmean(values)) < CENTRED * sigma and min(values) < 0 < max(values):
         return None
-    return Rest(series, begun, now, begun + APART * error, len(values))
+    return Rest(series, begun, now, begun + APART * error, max(len(values), spans))
+
+
+def _spans(series: Series) -> int:
+    """The steps that 30 lines and more of every so many steps tell of; 0 of fewer, and of steps that are not known."""
+    first, last = series.points[0].step, series.points[-1].step
+    few = len(series.finite) < LINES or first is None or last is None
+    return 0 if few or last - first < 2 * len(series.points) else last - first
 
 
 #: Of the spread from line to line, a mean that is none.

@@ -248,7 +248,9 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
     (
-        regex(r"(?i)^(?!.*(?:reward|score|acc|correct|loss))(?:[\w.]+/)*(?:curriculum\w*|curriculum/[\w/]+|(?:mean_|avg_)?difficulty\w*|task_level)$"),
+        regex(
+            r"(?i)^(?!.*(?:reward|score|acc|correct|loss))(?:[\w.]+/)*(?:curriculum\w*|curriculum/[\w/]+|(?:mean_|avg_)?difficulty\w*|task_level)$"
+        ),
         "difficulty",
         "",
     ),

@@ -32,7 +32,7 @@ VERDICT = (
     + _NOT_LEARNT
     + r"|^\W{0,12}(?:the )?(?:mean |average )?(?:model|policy|agent|reward|rewards|training|learning)\s"
     + _NOT_LEARNT
-    + r"[^\w]{0,6}$|^\W{0,12}no (?:learning|improvement)(?: \w+){0,3}[^\w]{0,6}$"
+    + r"[^\w]{0,6}$|^\W{0,12}no (?:learning|improvement)(?: (?:was )?(?:detected|observed|found|seen|in (?:the )?rewards?)){0,2}[^\w]{0,6}$"
 )
 #: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.
 _PATTERNS: tuple[tuple[str, str], ...] = (

@@ -154,7 +154,7 @@ def _step_column(names: list[str], cells: list[list[str]]) -> int | None:
         steps = [value for value in values if value is not None]
         if not steps or any(value != value // 1 for value in steps if math.isfinite(value)):
             continue
-        if wanted in ("epoch", "episode", "batch", "batch_idx", "round") and 2 * len(set(steps)) < len(steps):
+        if wanted in ("epoch", "episode", "batch", "batch_idx", "round") and len(set(steps)) < 0.9 * len(steps):
             continue
         return at
     return None
@@ -206,4 +206,3 @@ def number(cell: str) -> float | None:
     except ValueError:
         return None
     return int(value) if math.isfinite(value) and value == int(value) and "." not in said else value
-

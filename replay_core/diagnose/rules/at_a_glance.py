@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, shown, warning
-from replay_core.diagnose.resting import Rest, rests, signs
+from replay_core.diagnose.resting import LONG, Rest, rests, signs
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.learning import tells_of_rate
 from replay_core.diagnose.rules.states import MOST_NATS, FigureState, Test
@@ -198,7 +198,9 @@ def glance(log: RunLog) -> Iterator[Finding]:
     half the spread of lines) after 150 steps, does not rise by more than chance, is not centred at 0 and is no best of
     .8 and more of 1: worth knowing; a warning where it does not rise in 100 lines and more (by the rank test and the
     means of its thirds), and a sign of why is logged: .15 of the steps without a spread or loss, .2 of the responses
-    cut, a reward function that never pays, a KL below .003; so in 300 lines without one. Worth knowing is one that
+    cut, a reward function that never pays, a KL below .003; so in 300 lines without one, and in 30 that span 250 steps.
+    A mean that gains less than .03 of what single answers get, in 100 lines and more, and stays below the half of that:
+    a warning. Worth knowing is one that
     wavers by less than a hundredth in 5 lines and more, and a share of right answers of .05 that does not rise in 5: a
     warning in 20. A reward of 6 to 11 lines that goes down (Kendall's tau -.6) to .8 of its first third is worth
     knowing, to .6 a warning.
@@ -409,7 +411,7 @@ def _flat(log: RunLog) -> Iterator[Finding]:
     lines and more, with what tells why.
     """
     why = signs(log) if (rest := rests(log)) is not None else []
-    if rest is not None and (why or rest.steps >= SURELY):
+    if rest is not None and (why or rest.steps >= SURELY or len(rest.reward.finite) < LONG):
         yield warning(
             f"the reward does not rise in {rest.steps} steps: {rest.reward.name} is {rest.begun:.3g} in the first "
             f"third "
@@ -430,6 +432,9 @@ def _flat(log: RunLog) -> Iterator[Finding]:
             "are cut; score ten responses by hand",
         )  # fmt: skip
         return
+    if (hardly := _hardly_rises(log)) is not None:
+        yield hardly
+        return
     series = log.get("reward")
     values = [] if series is None else series.finite
     first, last = (None, None) if series is None else (series.points[0].step, series.points[-1].step)
@@ -449,6 +454,34 @@ def _flat(log: RunLog) -> Iterator[Finding]:
         cause="nothing that is paid for is learnt: a learning rate too small (or run out), a KL that holds the policy, "
         "a reward that does not tell answers apart, prompts too easy or too hard; or what can be earned is earned",
         next_step="look at the spread of rewards within groups, at KL and grad_norm; score ten responses by hand",
+    )
+
+
+#: Of what rewards span, the part that is next to no rise, and where it is when it is not near its best; steps.
+HARDLY, HALF = 0.03, 0.5
+
+
+def _hardly_rises(log: RunLog) -> Finding | None:
+    """A reward that has come up by next to nothing of what single answers get, over 100 lines and more."""
+    series, top, bottom = log.get("reward"), log.get("reward_max"), log.get("reward_min")
+    values = [] if series is None else series.finite
+    if series is None or top is None or bottom is None or len(values) < LONG or not top.finite or not bottom.finite:
+        return None
+    high, low = max(top.finite), min(bottom.finite)
+    third = len(values) // 3
+    begun, now = sum(values[:third]) / third, sum(values[-third:]) / third
+    if not high > low or now > low + HALF * (high - low) or not 0 <= now - begun < HARDLY * (high - low):
+        return None
+    return warning(
+        f"the reward hardly rises: {series.name} is {begun:.3g} in the first third of {len(values)} lines and {now:.3g} "
+        f"in the last, while single answers get {low:.3g} to {high:.3g}",
+        series.ended,
+        series.shown(now, f"> {begun + HARDLY * (high - low):.3g}"),
+        shown("share of that span that it has gained", (now - begun) / (high - low), f"> {HARDLY:g}"),
+        link="rewards",
+        cause="most answers get the least there is, and few of them teach: prompts too hard for this model, groups "
+        "whose answers are all alike, a learning rate too small, too few samples in a step",
+        next_step="larger groups, prompts that are solved now and then; look at the share of groups without a spread",
     )
 
 

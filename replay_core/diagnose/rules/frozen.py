@@ -53,4 +53,3 @@ def frozen(log: RunLog) -> Finding | None:
 def _is_fine(value: float) -> bool:
     """Whether a number has more digits than a share of a few answers."""
     return value != 0 and abs(value - float(f"{value:.{DIGITS - 1}g}")) > 1e-9 * abs(value)
-

@@ -521,6 +521,16 @@ def _learns(log: RunLog) -> bool:
     return learns and median(told[-3:]) - median(told[:3]) > LITTLE * abs(median(told[:3]))
 
 
+#: Values of a coefficient that make it one that is steered.
+STEERED = 4
+
+
+def _is_steered(log: RunLog) -> bool:
+    """Whether a coefficient is steered to a target, which is of a response (Ziegler et al.: 6 nats), not of a token."""
+    weight = log.get("kl_coefficient")
+    return weight is not None and len(set(weight.finite)) >= STEERED
+
+
 @rule("L10", "the KL to the reference explodes", link="trend", scope="signals", needs=("kl",),
       explains=("D01", "D03", "D14", "D20", "D24", "D25", "D26", "L08", "L09"),
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
@@ -530,7 +540,8 @@ def kl_explodes(log: RunLog) -> Finding | None:
     Peaks of over 10 in 3 steps and more, or over 100 in one, and ten times the median, are a warning wherever it ends,
     an error where it is over 3 then and the reward has not risen. From below .2 to over 1 in one step, and staying
     there: an error, in 4 steps and more; and so in two, where the reward stays below .85 of its first as well. It rises
-    in every run that learns; a run without a KL term may reach 0.5.
+    in every run that learns; a run without a KL term may reach 0.5. A KL whose coefficient is steered is one of whole
+    responses, with a target of several nats: no error, and worth knowing where the reward rises.
     """
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
@@ -580,12 +591,18 @@ def kl_explodes(log: RunLog) -> Finding | None:
             steps=[p.step for p in peaks],
         )
     if now > FAR and now > LEAPT * begun:
-        learns = _learns(log)
+        learns, steered = _learns(log), _is_steered(log)
         mark = next(point for point in finite if abs(point.value) > FAR)
         return finding(
-            ("warning" if learns else "error") if now > 3 * FAR else "info" if learns else "warning",
+            "info"
+            if learns and steered
+            else ("warning" if learns else "error")
+            if now > 3 * FAR and not steered
+            else "info"
+            if learns
+            else "warning",
             f"KL to the reference {'grows with the reward' if learns else 'explodes'}: {series.name} goes from "
-            f"{begun:.3g} to {now:.3g} per token",
+            f"{begun:.3g} to {now:.3g}{'' if steered else ' per token'}",
             mark.where(series.name),
             series.shown(now, f"< {FAR:g}"),
             shown("first step above it", mark.step),

@@ -24,7 +24,7 @@ from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.rules.learning import harder_prompts, learns_between
 from replay_core.diagnose.sheets import Sheet
-from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.signals import Point, RunLog, Series
 
 #: Share of cut-off responses worth saying (miles advisory), and from which hardly any ends.
 MANY, MOST = 0.25, 0.97
@@ -538,7 +538,7 @@ def _gone_at_once(log: RunLog, series: Series) -> Finding | None:
 
 
 @rule("L09", "responses get far longer or shorter", link="trend", scope="signals", needs=("response_length",),
-      explains=("D01", "D20", "D25", "D37", "L05", "L08", "L10"),
+      explains=("D01", "D20", "D25", "D37", "L02", "L05", "L08", "L10"),
       source="rldbg; DAPO section 3.4 (overlong responses); R1-Zero (a growth that is wanted)")  # fmt: skip
 def lengths(log: RunLog) -> Finding | None:
     """The mean length's last 3 steps over its first 3, in 12 steps and more, and a trend that chance does not explain:
@@ -595,6 +595,10 @@ def lengths(log: RunLog) -> Finding | None:
         also += f", {cut:.0%} of them are cut at the limit ({first_cut:.0%} at first)"
     if longer and idle:
         also += ", and the reward does not rise"
+    peak = _paid_at_first(series, reward) if falls and not longer else None
+    if falls and not longer and reward is not None:
+        most_paid = peak.value if peak is not None else trends.level(reward.finite[:3])
+        also += f", and {reward.name} falls with it, from {most_paid:.3g} to {trends.level(reward.finite, 3):.3g}"
     return finding(
         "error"
         if (longer and cut >= 1) or hardly or (falls and not longer and now < LEFT * begun)
@@ -624,6 +628,10 @@ def lengths(log: RunLog) -> Finding | None:
         else "longer responses are paid for (the judge, or a sum over tokens that is not divided), or the policy no "
         "longer ends them (the end token is not trained)"
         if longer
+        else f"the reward rose while they got shorter (to {peak.value:.3g} at step {peak.step}), and falls since: "
+        "shortness itself is paid for (a length penalty, a mean per response that makes a token of a short one weigh "
+        "more), and is driven past what an answer needs"
+        if peak is not None
         else "the reward falls with it, so nothing pays for short ones: the policy is pushed away from what is "
         "rewarded: the sign of loss or advantage is turned"
         if falls
@@ -632,6 +640,22 @@ def lengths(log: RunLog) -> Finding | None:
         next_step="read ten responses of the last step; rldbg record -- YOUR COMMAND",
         steps=series.steps(over=(begun + now) / 2) if longer else series.steps(under=(begun + now) / 2),
     )
+
+
+#: What a reward rises to, beside its beginning, and a length falls to, before both fall.
+ROSE, SHORTER = 1.15, 0.95
+
+
+def _paid_at_first(lengths: Series, reward: Series | None) -> Point | None:
+    """Where the reward was at its most, if it rose to that while responses got shorter, in the first half of a fall."""
+    points = [] if reward is None else [point for point in reward.points if math.isfinite(point.value)]
+    if len(points) < 12:
+        return None
+    begun = trends.level([point.value for point in points[:3]])
+    peak = max(points[: 2 * len(points) // 3], key=lambda point: point.value)
+    by_step = {point.step: point.value for point in lengths.points}
+    shorter = by_step.get(peak.step, math.inf) < SHORTER * trends.level(lengths.finite[:3])
+    return peak if begun > 0 and peak.value > ROSE * begun and shorter else None
 
 
 #: Steps, and calls that differ, before answers that do not are a broken tool.
