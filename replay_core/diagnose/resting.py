@@ -39,9 +39,9 @@ class Rest(Struct, frozen=True):
 
 
 def rests(log: RunLog) -> Rest | None:
-    """The reward of 100 steps and more (48 where many of them teach nothing, 30 lines that span 250) that does not rise: neither by the rank
-    test nor in the mean of its last third over that of its first, or of all over that of its first few. None where it
-    does, or is near a best of 1, or is one number in all of them.
+    """The reward of 100 steps and more (48 where many of them teach nothing, 30 lines that span 250) that rests:
+    neither by the rank test nor in the mean of its last third over that of its first, or of all over that of its first
+    few. None where it does, or is near a best of 1, or is one number in all of them.
     """
     series = log.get("reward")
     values = [] if series is None else series.finite

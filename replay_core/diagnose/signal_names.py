@@ -465,9 +465,9 @@ _NOT_PAID = _words(
     "meteor similarity perplexity cost fn func function lr rate signal rm hacking spread pass group groups shaping "
     "p10 p25 p50 p75 p90 p95 q1 q3 lowest highest goal temperature weighted confidence ood distractor placebo"
 )
-_NO_LOSS = _words(
-    "value critic vf kl entropy ent aux eval val test valid validation dev balance balancing router z moe lb held ref "
-    "reference initial best ema smoothed delta diff nll ce sft lm mtp distill contrastive reg regularization l2 weight"
+_LOSSES = _words(
+    "grpo dpo ppo rm bt pairwise preference pref simpo orpo kto ipo ranking reinforce rlhf rloo gspo cispo dapo rl "
+    "training train model reward loss losses step batch running smoothed"
 )
 
 
@@ -479,7 +479,7 @@ def _by_a_word(raw: str) -> str | None:
         return None
     if every & {"reward", "rewards", "score", "scores"} and not every & (_NOT_PAID | {"loss"}):
         return "reward"
-    return "loss" if words[-1] in ("loss", "losses") and len(words) > 1 and not every & _NO_LOSS else None
+    return "loss" if words[-1] in ("loss", "losses") and len(words) > 1 and every <= _LOSSES else None
 
 
 #: Statistics that say nothing of what they are of: beside nothing else, and over steps, they are of the reward.
@@ -565,7 +565,7 @@ def _flattened() -> dict[str, Name]:
 #: After every framework's own name of the signal.
 _HOME_GROWN = 99
 #: After all of them.
-_BY_A_WORD = 199
+BY_A_WORD = 199
 _FRAMEWORKS = (
     "*", "TRL", "tunix", "torchtune",
     "verl", "slime", "miles", "OpenRLHF", "SkyRL", "NeMo-RL", "prime-rl", "AReaL", "ROLL",
@@ -630,4 +630,4 @@ def named(raw: str, trl: bool = False) -> Name | None:
     if (flat := _flattened().get(raw)) is not None:
         return flat
     word = _by_a_word(raw)
-    return None if word is None else Name(word, None, "", _BY_A_WORD)
+    return None if word is None else Name(word, None, "", BY_A_WORD)

@@ -42,6 +42,10 @@ _LAST, _PARTS = (3, 5, 10), (1, 2, 3, 4)
 _SHOWN_PATHS = 4
 #: Figures of nothing known that are kept, and known ones of a log that needs no others.
 _OTHERS, _FEW = 12, 4
+#: What wandb's export has beside a figure: the least and largest of the points that one of its rows stands for.
+_EXTREMES = ("__MIN", "__MAX")
+#: Points of what is only known by a word.
+_TOLD = 4
 #: The notes of runs whose steps were counted, not read.
 _COUNTED = frozenset({COUNTED, NUMBERED})
 
@@ -270,6 +274,8 @@ class RunLog(Struct):
 
     def add(self, ref_name: str, point: Point, trl: bool = False) -> None:
         """A value of the run. Figures of nothing known are kept apart."""
+        if ref_name.endswith(_EXTREMES):
+            return
         name = signal_names.named(ref_name.rpartition(OF_A_RUN)[2] if self.run else ref_name, trl)
         if name is None:
             other = ref_name.removeprefix("metrics.")
@@ -288,6 +294,10 @@ class RunLog(Struct):
         the reward's, where they are all there is.
         """
         others, self._others = self._others, {}
+        for key in [key for key, name in self._names.items() if name.rank == signal_names.BY_A_WORD]:
+            # A configuration that is printed has such names, too.
+            if len(self._points[key]) < _TOLD:
+                others[key[1]] = self._points.pop(key)
         known = {signal for signal, _ in self._points} - signal_names.MACHINE
         bare = {name: signal_names.UNNAMED[name] for name in others if name in signal_names.UNNAMED}
         is_bare = not known and "reward" in bare.values() and all(

@@ -28,11 +28,13 @@ _NOT_LEARNT = (
     r"(?:learn|improve|converge)|(?:has |is )?(?:collapsed|diverged|degrad(?:ed|ing)|trend(?:ed|ing) down\w*))"
 )
 VERDICT = (
-    r"^\W{0,12}(?:verdict|conclusion|result|outcome|diagnosis|assessment|status)\s{0,3}[:=]\W{0,8}(?:the )?(?:\w+ ){0,2}"
+    r"^\W{0,12}(?:verdict|conclusion|result|outcome|diagnosis|assessment|status)\s{0,3}[:=]\W{0,8}"
+    r"(?:the )?(?:\w+ ){0,2}"
     + _NOT_LEARNT
     + r"|^\W{0,12}(?:the )?(?:mean |average )?(?:model|policy|agent|reward|rewards|training|learning)\s"
     + _NOT_LEARNT
-    + r"[^\w]{0,6}$|^\W{0,12}no (?:learning|improvement)(?: (?:was )?(?:detected|observed|found|seen|in (?:the )?rewards?)){0,2}[^\w]{0,6}$"
+    + r"[^\w]{0,6}$|^\W{0,12}no (?:learning|improvement)(?: (?:was )?(?:detected|observed|found|seen"
+    r"|in (?:the )?rewards?)){0,2}[^\w]{0,6}$"
 )
 #: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.
 _PATTERNS: tuple[tuple[str, str], ...] = (

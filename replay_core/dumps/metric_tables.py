@@ -123,22 +123,15 @@ def _cells(file: Path, text: str, problems: list[Problem]) -> tuple[list[str], l
 
 
 def _named(file: Path, raw: list[str]) -> list[str]:
-    """The names of the columns, "" of one that says nothing of its own: an index, an extreme of what one point is."""
+    """The names of the columns, "" of one that says nothing of its own: an index."""
     if [name.lower() for name in raw] == ["wall time", "step", "value"]:
         tag = _TAGGED.search(file.stem)
         return ["", "step", tag[1] if tag else file.stem]
-    known = set(raw)
-    names = ["" if _COUNTS.match(name) or _is_extreme(name, known) else name for name in raw]
+    names = ["" if _COUNTS.match(name) else name for name in raw]
     said = [name.rpartition(OF_A_RUN) for name in names if OF_A_RUN in name]
     if said and len({run for run, _, _ in said}) == 1:
         return [name.rpartition(OF_A_RUN)[2] for name in names]
     return names
-
-
-def _is_extreme(name: str, known: set[str]) -> bool:
-    """Whether it is wandb's least or largest of the points that one of its rows stands for."""
-    base, _, which = name.rpartition("__")
-    return which in ("MIN", "MAX") and base in known
 
 
 def _step_column(names: list[str], cells: list[list[str]]) -> int | None:

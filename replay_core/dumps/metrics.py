@@ -95,8 +95,8 @@ def _count(file: Path) -> bool:
 
 
 def _counts(rows: list[dict[str, Any]]) -> bool:
-    """Whether rows (3 and more) count something, on from each to the next in most, and tell other numbers of it and no texts: one
-    row of many samples of a step does not.
+    """Whether rows (3 and more) count something, on from each to the next in most, and tell other numbers of it and no
+    texts: one row of many samples of a step does not.
     """
     rows = rows[:_LOOKED]
     for name in _COUNTERS:
@@ -169,7 +169,8 @@ def _by_columns(tree: Any) -> list[dict[str, Any]]:
         return []
     columns = {
         name: values for name, values in tree.items()
-        if isinstance(values, list) and len(values) >= _COLUMN and all(each is None or _is_number(each) for each in values)
+        if isinstance(values, list) and len(values) >= _COLUMN
+        and all(each is None or _is_number(each) for each in values)
     }  # fmt: skip
     sizes = {len(values) for values in columns.values()}
     if len(columns) < 2 or len(sizes) != 1:

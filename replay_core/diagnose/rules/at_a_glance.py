@@ -470,11 +470,16 @@ def _hardly_rises(log: RunLog) -> Finding | None:
     high, low = max(top.finite), min(bottom.finite)
     third = len(values) // 3
     begun, now = sum(values[:third]) / third, sum(values[-third:]) / third
-    if not high > low or now > low + HALF * (high - low) or not 0 <= now - begun < HARDLY * (high - low):
+    if (
+        len(set(values)) == 1
+        or not high > low
+        or now >= low + HALF * (high - low)
+        or not 0 <= now - begun < HARDLY * (high - low)
+    ):
         return None
     return warning(
-        f"the reward hardly rises: {series.name} is {begun:.3g} in the first third of {len(values)} lines and {now:.3g} "
-        f"in the last, while single answers get {low:.3g} to {high:.3g}",
+        f"the reward hardly rises: {series.name} is {begun:.3g} in the first third of {len(values)} lines and "
+        f"{now:.3g} in the last, while single answers get {low:.3g} to {high:.3g}",
         series.ended,
         series.shown(now, f"> {begun + HARDLY * (high - low):.3g}"),
         shown("share of that span that it has gained", (now - begun) / (high - low), f"> {HARDLY:g}"),

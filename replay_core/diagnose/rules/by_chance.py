@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import fmean, median
 
 from replay_core.diagnose import trends
@@ -26,7 +27,10 @@ _CAUSE = (
     "are noise or swapped in a part), the head or adapter gets no gradient, or the learning rate is far too low, or so "
     "high that the first steps broke it; a model too small for the pairs looks the same"
 )
-_NEXT = "decode one pair as the model gets it; fit 100 pairs until they are right: what cannot is broken, no matter of rates"
+_NEXT = (
+    "decode one pair as the model gets it; fit 100 pairs until they are right: what cannot is broken, no matter of "
+    "rates"
+)
 
 
 @rule("L47", "pairs are told apart by chance", link="trend", scope="signals", needs=("loss|reward_function",),
@@ -110,4 +114,4 @@ def _warms_up(log: RunLog) -> bool:
     """Whether the learning rate has risen in every line so far."""
     rate = log.get("learning_rate")
     values = [] if rate is None else rate.finite
-    return len(values) > 2 and all(b > a for a, b in zip(values, values[1:], strict=False))
+    return len(values) > 2 and all(b > a for a, b in pairwise(values))

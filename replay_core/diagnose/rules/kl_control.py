@@ -149,7 +149,8 @@ def runs_away(log: RunLog) -> Finding | None:
         return None
     return warning(
         f"the KL coefficient runs away: {weight.name} grows from {weights[0]:.3g} to {weights[-1]:.3g} "
-        f"({weights[-1] / weights[0]:.3g} times) while the KL stays at {now:.3g} ({begun:.3g} at first): it has no hold on it"
+        f"({weights[-1] / weights[0]:.3g} times) while the KL stays at {now:.3g} ({begun:.3g} at first): it has no "
+        "hold on it"
         + (f", and the reward falls for it, to {trends.level(given(reward).finite, 3):.3g}" if falls else ""),
         weight.ended,
         weight.shown(weights[-1], "at rest, once the KL is at its target"),

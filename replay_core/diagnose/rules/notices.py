@@ -90,8 +90,8 @@ _TABLE: tuple[_Notice, ...] = (
         regex("(?i)" + VERDICT), "warning", "trend",
         "the script's own verdict of its run is that it does not learn",
         "the script compared its rewards or losses of the beginning and the end; with few points that may be noise, "
-        "and the same looks as a learning rate too high or too low, groups whose rewards are equal, and a task that the "
-        "model hardly ever solves",
+        "and the same looks as a learning rate too high or too low, groups whose rewards are equal, and a task that "
+        "the model hardly ever solves",
         "look at the reward's line from step to step, at what parts of it fall (calls, format, answers), and at KL and "
         "gradient norm beside it; rldbg record -- YOUR COMMAND",
     ),

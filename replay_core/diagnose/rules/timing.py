@@ -19,6 +19,8 @@ from replay_core.regexes import regex
 STALL = 6.0
 #: A step that a stall lengthens by less than this is not worth a word: short phases jitter by any factor.
 _SHARE = 0.25
+#: Steps of which one alone that is slow costs next to nothing.
+_MANY = 40
 #: D37: the longest response over the mean one, from which on the step waits for it.
 TAIL = 3.0
 #: D37: how much longer the last quarter takes than the first half, to be a regression; and in seconds.
@@ -42,7 +44,8 @@ def seconds(log: RunLog) -> Series | None:
       source="miles advisory (6 x median); torch.compile's automatic dynamic shapes; "
       "docs/evidence.md#grpo-notes")  # fmt: skip
 def slow_steps(log: RunLog) -> Iterator[Finding]:
-    """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning.
+    """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning
+    (worth knowing of one in 40 steps and more).
 
     8 steps or more, and only where it lengthens the step by a quarter; worth knowing alone where such steps (3 and
     more) come as often as an evaluation. Counts, and the longest of many calls, are no phases. Steps that get 1.5 times
@@ -84,7 +87,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         slow = steps_of(point for _, _, point in stalls)
         every = _every(slow)
         yield finding(
-            "info" if every else "warning",
+            "info" if every or (len(slow) == 1 and len(series.points) >= _MANY) else "warning",
             f"{series.name} takes {factor:.1f} times its own median at step {point.step}"
             + (f", as it does every {every} steps: an evaluation or a checkpoint" if every else ""),
             point.where(series.name),

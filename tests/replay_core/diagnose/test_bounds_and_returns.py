@@ -295,7 +295,8 @@ def test_a_reward_function_that_never_pays_is_named_and_one_that_always_does_is_
     paid: float, found: bool, tmp_path: Path
 ) -> None:
     lines = steps(30, lambda step, line: line.update(
-        {"rewards/format_reward/mean": paid, "rewards/accuracy_reward/mean": 0.3 + 0.01 * (step % 7)}))  # fmt: skip
+        {"rewards/format_reward/mean": paid, "rewards/accuracy_reward/mean": 0.3 + 0.01 * (step % 7),
+         "reward": 0.3 + 0.01 * (step % 7)}))  # fmt: skip
     assert ("L17" in ids(said(tmp_path, lines))) == found
 
 

@@ -224,6 +224,7 @@ LINES = (
     "huggingface/tokenizers: The current process just got forked, after parallelism has already been used. Disabling parallelism to avoid deadlocks...\n",
     "You are attempting to use Flash Attention 2.0 with a model not loaded on a GPU; Flash Attention 2 only supports torch.float16 and torch.bfloat16 dtypes, but the current dype in Qwen2ForCausalLM is torch.float32.\n",
     "reward function timed out after 30 s\n",
+    "❌ VERDICT: NOT LEARNING\n",
     "WARNING: could not load optimizer state from checkpoint /ckpt/iter_0000040. Only model weights are loaded.\n",
     "[rank0]: Optimizer state not found in /ckpt/global_step_40, resuming with a new optimizer\n",
     "00:27:06    INFO Detected 97/128 rollouts (gibberish=2, zero_advantage=95), enforced 95\n",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replay_core.dumps import log_text, metrics, open_run
+from replay_core.dumps import log_text, metric_tables, open_run
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.metric_lines import metric_line
 from replay_core.errors import BudgetError, DumpError, NotADumpError
@@ -207,7 +207,7 @@ def test_rows_before_a_damaged_one_of_a_table_are_kept_and_the_damage_is_told(tm
 
 
 def test_a_table_longer_than_what_is_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_TABLE_BYTES", 1 << 20)
+    monkeypatch.setattr(metric_tables, "_MOST_BYTES", 1 << 20)
     path = tmp_path / "metrics.csv"
     path.write_text("step,train/loss\n" + "1,0.5\n" * 200_000)
     assert [problem.what for problem in open_run(path).problems] == [

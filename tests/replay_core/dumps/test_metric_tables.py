@@ -1,4 +1,4 @@
-"""Tables of metrics, whatever their columns are called: read where they are named, told apart where they are several."""
+"""Tables of metrics, whatever their columns are called: read where they are named; of several runs, apart."""
 
 from __future__ import annotations
 
