@@ -28,7 +28,8 @@ _NOT_LEARNT = (
     r"(?:learn|improve|converge)|(?:has |is )?(?:collapsed|diverged|degrad(?:ed|ing)|trend(?:ed|ing) down\w*))"
 )
 VERDICT = (
-    r"^\W{0,12}(?:verdict|conclusion|result|outcome|diagnosis|assessment|status)\s{0,3}[:=]\W{0,8}"
+    r"^\W{0,12}(?:(?:final|overall|learning|training) ){0,2}"
+    r"(?:verdict|conclusion|result|outcome|diagnosis|assessment|status)\s{0,3}[:=]\W{0,8}"
     r"(?:the )?(?:\w+ ){0,2}"
     + _NOT_LEARNT
     + r"|^\W{0,12}(?:the )?(?:mean |average )?(?:model|policy|agent|reward|rewards|training|learning)\s"

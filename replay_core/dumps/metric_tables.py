@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,8 @@ _TEXTS = regex(
 )
 #: Letters of a cell that is a text, and no figure or label; rows that are looked at.
 _A_TEXT, _LOOKED = 120, 40
+_OF_TRAINING = regex(r"(?i)(?:^|[_ /.])(?:loss|rewards?|kl|entropy|grad_?norm|return|advantages?)(?:$|[_ /.])")
+_A_STEP = regex(r"(?:^|[_/.])(?:steps?|timesteps|iterations?|updates?)$")
 _TAGGED = regex(r"(?:^|-)tag-(.+)$")
 
 
@@ -75,7 +76,15 @@ def metric_rows(file: Path, problems: list[Problem]) -> list[dict[str, Any]]:
                 told["step" if at == step else before + name] = value
         if told:
             rows.append(told)
-    return rows
+    return rows if run is None else _by_step(rows)
+
+
+def _by_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What several runs say of a step as one row: one run behind another would look like a restart."""
+    merged: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        merged.setdefault(row.get("step"), {}).update(row)
+    return [merged[step] for step in sorted(merged, key=lambda step: (step is None, step))]
 
 
 def metric_names(file: Path, alone: bool) -> list[str]:
@@ -96,6 +105,11 @@ def metric_names(file: Path, alone: bool) -> list[str]:
     if any(len(cell) > _A_TEXT for row in cells for cell in row):
         return []
     told = [{name for name, cell in zip(raw, row, strict=False) if number(cell) is not None} for row in cells]
+    if _step_column(_named(file, raw), cells) is None and _of_one_metric(_named(file, raw), cells) is None:
+        # Rows that nothing counts may be of models, settings or samples: those have labels.
+        has_labels = any(name and not any(name in row for row in told) for name in raw)
+        if has_labels or not any(map(_OF_TRAINING.search, names)):
+            return []
     # A figure stands in every other row at the least (a run of several is shorter than another): a label never does.
     return names if any(sum(name in row for row in told) * 4 >= len(cells) for name in raw) else []
 
@@ -150,7 +164,15 @@ def _step_column(names: list[str], cells: list[list[str]]) -> int | None:
         if wanted in ("epoch", "episode", "batch", "batch_idx", "round") and len(set(steps)) < 0.9 * len(steps):
             continue
         return at
-    return None
+    return next((at for at, name in enumerate(lower) if _A_STEP.search(name) and at not in _not_whole(cells)), None)
+
+
+def _not_whole(cells: list[list[str]]) -> set[int]:
+    """The columns that hold other than whole numbers."""
+    return {
+        at for row in cells for at, cell in enumerate(row)
+        if cell.strip() and ((value := number(cell)) is None or not math.isfinite(value) or value != value // 1)
+    }  # fmt: skip
 
 
 def _run_column(names: list[str], cells: list[list[str]], step: int | None) -> int | None:
@@ -185,8 +207,8 @@ def _of_one_metric(names: list[str], cells: list[list[str]]) -> list[dict[str, A
     return list(rows.values())
 
 
-_SHARE = re.compile(r"^[-+]?\d[\d.]*\s?%$")
-_THOUSANDS = re.compile(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+_SHARE = regex(r"^[-+]?\d[\d.]*\s?%$")
+_THOUSANDS = regex(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
 
 
 def number(cell: str) -> float | None:

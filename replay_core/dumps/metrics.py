@@ -41,6 +41,8 @@ _LINES = regex(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
 _TABLE = regex(r"/(?:progress|history|log|wandb_export[^/]*|[^/]*metrics[^/]*)\.csv$", re.IGNORECASE)
 #: What no row of samples holds: a file of such rows is one of metrics, whatever it is called.
 _TRAINED = regex(r"(?:^|[/_.])(?:loss|grad_norm|learning_rate|lr)$")
+#: And what one of a policy's metrics holds.
+_OF_A_POLICY = regex(r"(?:^|[/_.])(?:rewards?|kl|entropy|score|return)(?:$|[/_.])")
 #: Records of one step or rank each, which another dialect reads.
 _OF_A_RECORD = regex(r"/(?:step|rank|index)_?[^/]*\d[^/]*\.jsonl$")
 _STEP_IN_NAME = regex(r"step[_=-]?(\d+)")
@@ -67,7 +69,8 @@ def _files(path: Path) -> Iterator[Path]:
                 row = None if first is None else _unwrapped(first)
                 if row is None or not _is_flat(row):
                     continue
-                named = _LINES.search(text) or row is not first or (path.is_file() and _count(folder.file(file)))
+                rooms = row is not first and (first.keys() == {"step", "data"} or any(map(_TRAINED.search, row)))
+                named = _LINES.search(text) or rooms or (path.is_file() and _count(folder.file(file)))
                 # Whatever a log of one's own is called (wandb.jsonl): one number per step of what only training has.
                 own = any(map(_TRAINED.search, row)) and not _OF_A_RECORD.search(text)
                 if named or (own and (path.is_file() or not row.keys().isdisjoint(STEP_FIELDS))):
@@ -90,7 +93,7 @@ def _count(file: Path) -> bool:
     """Whether the first lines of a file are rows that count."""
     with regular(file) as opened:
         lines = [opened.readline(1 << 16) for _ in range(_LOOKED)]
-    rows = [mapping for line in lines if line.strip() and (mapping := _mapping(line)) is not None]
+    rows = [_unwrapped(mapping) for line in lines if line.strip() and (mapping := _mapping(line)) is not None]
     return _counts(rows if all(map(_is_flat, rows)) else [])
 
 
@@ -123,7 +126,7 @@ def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
         return row
     # Rooms in rooms: only of numbers, or it is a sample's record that has a mapping among other things.
     leaves = dict(_leaves(row, ""))
-    known = any(map(_TRAINED.search, leaves)) and all(
+    known = any(_TRAINED.search(name) or _OF_A_POLICY.search(name) for name in leaves) and all(
         value is None or isinstance(value, (int, float)) for value in leaves.values()
     )
     return leaves if known else row

@@ -218,7 +218,15 @@ LINES = "".join(
 )
 
 
-@pytest.mark.parametrize("said", ["❌ VERDICT: NOT LEARNING", "Reward trended downward.", "Result: no improvement"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "❌ VERDICT: NOT LEARNING",
+        "Reward trended downward.",
+        "Result: no improvement",
+        "Final verdict: model did not learn",
+    ],
+)
 def test_a_scripts_own_verdict_is_told_with_its_rewards(said: str, tmp_path: Path) -> None:
     found = worrying(diagnosed(tmp_path, LINES + f"\n{said}\n"))[0]
     assert (found.id, found.severity) == ("L29", "warning")

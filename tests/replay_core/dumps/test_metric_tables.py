@@ -56,6 +56,8 @@ def rewards_of(folder: Path, name: str, text: str) -> list[float]:
         ("rows.json", json.dumps([{"episode": n, "task_score": r} for n, r in enumerate(REWARDS)])),
         ("rows.jsonl", "".join(json.dumps({"episode": n, "agent_reward": r}) + "\n" for n, r in enumerate(REWARDS))),
         ("bare.jsonl", "".join(json.dumps({"step": n, "mean": r, "max": 1.0}) + "\n" for n, r in enumerate(REWARDS))),
+        ("rooms.jsonl", "".join(json.dumps({"step": n, "own": {"reward": r}}) + "\n" for n, r in enumerate(REWARDS))),
+        ("stepped.csv", table({"model_step": [5, 10, 15, 20], "reward": REWARDS})),
         ("epochs.csv", table({"epoch": [0, 0, 0, 1], "reward": REWARDS})),
     ],
 )  # fmt: skip
@@ -69,6 +71,8 @@ def test_a_table_of_any_names_is_one_of_metrics(name: str, text: str, tmp_path: 
         ("answers.csv", table({"step": [1, 2], "prompt": ["1+1?", "2+2?"], "completion": ["2", "four"]})),
         ("answers.jsonl", "".join(json.dumps({"step": n, "reward": 1.0, "text": "so " * 40}) + "\n" for n in range(5))),
         ("samples.jsonl", "".join(json.dumps({"step": 3, "sample": n, "reward": 1.0}) + "\n" for n in range(5))),
+        ("board.csv", table({"rank": [1, 2, 3, 4], "model": "abcd", "score": REWARDS})),
+        ("cells.csv", table({"x": [1.5, 2.5, 3.5, 4.5], "y": REWARDS})),
         ("numbers.csv", "1,2,3\n4,5,6\n7,8,9\n"),
     ],
 )  # fmt: skip
@@ -102,6 +106,14 @@ def test_several_runs_of_one_table_are_told_apart(text: str, tmp_path: Path) -> 
         assert "lowest" not in {series.name for series in log.signals()}
     run_of = open_run(tmp_path / "export.csv")
     assert "export.csv holds 2 runs, each judged by itself: a, b" in run_of.notes
+
+
+def test_runs_of_one_table_that_stand_one_behind_another_are_all_read(tmp_path: Path) -> None:
+    text = "seed,step,reward\n" + "".join(f"{seed},{n},{REWARDS[n]}\n" for seed in (1, 2, 3) for n in range(4))
+    every = logs_of(tmp_path, "seeds.csv", text)
+    assert [(log.run, [series.values for series in log.signals()]) for log in every] == [
+        (seed, [REWARDS]) for seed in ("1", "2", "3")
+    ]
 
 
 def test_runs_of_other_lengths_leave_cells_empty(tmp_path: Path) -> None:
