@@ -72,8 +72,9 @@ def rests(log: RunLog) -> Rest | None:
 def _spans(series: Series) -> int:
     """The steps that 30 lines and more of every so many steps tell of; 0 of fewer, and of steps that are not known."""
     first, last = series.points[0].step, series.points[-1].step
-    few = len(series.finite) < LINES or first is None or last is None
-    return 0 if few or last - first < 2 * len(series.points) else last - first
+    if len(series.finite) < LINES or first is None or last is None:
+        return 0
+    return last - first if last - first >= 2 * len(series.points) else 0
 
 
 #: Of the spread from line to line, a mean that is none.

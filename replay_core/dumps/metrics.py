@@ -67,7 +67,7 @@ def _files(path: Path) -> Iterator[Path]:
             if file.endswith(".jsonl"):
                 first = first_row(folder.file(file))
                 row = None if first is None else _unwrapped(first)
-                if row is None or not _is_flat(row):
+                if first is None or row is None or not _is_flat(row):
                     continue
                 rooms = row is not first and (first.keys() == {"step", "data"} or any(map(_TRAINED.search, row)))
                 named = _LINES.search(text) or rooms or (path.is_file() and _count(folder.file(file)))

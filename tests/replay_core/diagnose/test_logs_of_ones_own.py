@@ -199,7 +199,7 @@ def test_half_the_mean_square_between_engine_and_trainer(level: float, severity:
 
 def test_answers_that_shrink_while_paid_and_lose_the_reward_lead(tmp_path: Path) -> None:
     n = 24
-    columns = {
+    columns: dict[str, Sequence[float]] = {
         "step": steps(n, 1), "score": [0.42 + 0.04 * min(at, 6) - 0.035 * max(at - 8, 0) for at in range(n)],
         "response_length": [350 - 14 * at for at in range(n)],
         "grad_norm": [1 + 1.5 * max(at - 17, 0) + 0.01 * at for at in range(n)],
