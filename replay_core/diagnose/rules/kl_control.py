@@ -124,7 +124,7 @@ def steered(log: RunLog) -> Finding | None:
 RISES, UP, TIMES, STILL_UP, KEPT, FAR_UP = 8, 0.8, 5.0, 1.2, 0.6, 20.0
 
 
-@rule("D117", "the KL coefficient grows without a hold on the KL", link="ref", scope="signals",
+@rule("D122", "the KL coefficient grows without a hold on the KL", link="ref", scope="signals",
       needs=("kl_coefficient", "kl"), explains=("L08", "L10", "L36", "L40"), lasts=True,
       source="Ziegler et al. 2019: a coefficient that grows brings the KL down to its target")  # fmt: skip
 def runs_away(log: RunLog) -> Finding | None:

@@ -136,7 +136,7 @@ def test_a_coefficient_that_grows_without_a_hold_on_the_kl(tmp_path: Path) -> No
     }
     found = first(tmp_path, columns)
     assert found is not None
-    assert (found.id, found.severity) == ("D117", "warning")
+    assert (found.id, found.severity) == ("D122", "warning")
 
 
 @pytest.mark.parametrize(
