@@ -7,6 +7,7 @@ that are cut, a rate too small, too few samples in each step.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import fmean, median, pvariance
 
 from msgspec import Struct
@@ -74,7 +75,10 @@ def _spans(series: Series) -> int:
     first, last = series.points[0].step, series.points[-1].step
     if len(series.finite) < LINES or first is None or last is None:
         return 0
-    return last - first if last - first >= 2 * len(series.points) else 0
+    # One line may leap, by a slip of who wrote it or where another run begins.
+    told = [one.step for one in series.points if one.step is not None]
+    span = int(min(last - first, median(after - before for before, after in pairwise(told)) * (len(told) - 1)))
+    return span if span >= 2 * len(series.points) else 0
 
 
 #: Of the spread from line to line, a mean that is none.

@@ -634,7 +634,7 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     every step before over half of what it was: an error, of responses that no longer end where from that very step on
     their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or 0 in 2 steps and more in
     a row, and over a quarter of the median in every other: a warning. Or one of several reward functions 0 in 16 steps
-    and more, while another changes: a warning, and worth knowing where the whole reward rises all the same.
+    and more, while another changes: a warning.
     """
     series = given(log.get("reward"))
     values = series.finite
@@ -850,11 +850,7 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     dead = [one for one in each if not any(one.finite)]
     if not dead or not any(len(set(one.finite)) > 1 for one in each):
         return
-    # What the others pay is learnt all the same.
-    whole = log.get("reward")
-    learns = whole is not None and trends.rises(whole.finite)
-    yield finding(
-        "info" if learns else "warning",
+    yield warning(
         f"one reward function never pays: {dead[0].name} is 0 in all {len(dead[0].finite)} steps, always the same",
         dead[0],
         dead[0].shown(0.0, "> 0 for some response"),

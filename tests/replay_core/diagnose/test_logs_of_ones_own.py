@@ -259,7 +259,7 @@ def test_a_head_of_a_run_that_logs_every_eighth_step_is_new_on_purpose(tmp_path:
     assert [one.id for one in worrying(diagnosed(tmp_path, later))] == ["L29"]
 
 
-def test_a_function_that_never_pays_is_worth_knowing_where_the_reward_rises(tmp_path: Path) -> None:
+def test_a_function_that_never_pays_is_said_whether_the_reward_rises_or_not(tmp_path: Path) -> None:
     columns = {
         "step": steps(40, 1),
         "rewards/tag_func/mean": [0.0] * 40,
@@ -267,6 +267,6 @@ def test_a_function_that_never_pays_is_worth_knowing_where_the_reward_rises(tmp_
     }
     rising = {**columns, "reward": waves(0.2, 0.02, 40, 0.5)}
     diagnosis = diagnosed_path(written(tmp_path, rows(rising), "a.jsonl"))
-    assert ("L17", "info") in told(diagnosis)
+    assert ("L17", "warning") in told(diagnosis)
     still = {**columns, "reward": waves(0.2, 0.02, 40)}
     assert ("L17", "warning") in told(diagnosed_path(written(tmp_path, rows(still), "b.jsonl")))
