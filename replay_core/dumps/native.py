@@ -218,8 +218,23 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         ref.canonical = naming.canonical(ref.name)
         if alignment:
             ref.alignment = alignment.get(ref.name, ref.alignment)
-    named = _with_rest(key, path, settled(fields))
+    named = _with_rest(key, path, _of_forward(key, settled(fields)))
     return _whole(key, path, named) if key.rank is not None else named
+
+
+def _of_forward(key: RecordKey, fields: list[TensorRef]) -> list[TensorRef]:
+    """The fields of a record, a bare `logprobs` among them by its company: beside the old ones of a forward's record it
+    is what that forward gave. Alone, and in what was rolled out, it is the engine's.
+    """
+    if key.stage != "forward_data":
+        return fields
+    bare = [ref for ref in fields if ref.name == "logprobs"]
+    others = [ref for ref in fields if ref.name != "logprobs"]
+    is_told = any(ref.canonical == "rollout_logprobs" for ref in others)
+    has_old = any(ref.canonical == "old_logprobs" and ref.name.startswith("old") for ref in others)
+    if bare and (is_told or has_old) and all(ref.canonical != "policy_logprobs" for ref in others):
+        bare[0].canonical = "policy_logprobs"
+    return fields
 
 
 def _rows(field: str, value: Any) -> Any:
@@ -237,7 +252,7 @@ def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:
     if fields is None:
         raise DumpError("the index no longer lists this record", file=str(index_file), expected=str(key))
     try:
-        return [_described_field(field, order) for order, field in enumerate(fields)]
+        return _of_forward(key, [_described_field(field, order) for order, field in enumerate(fields)])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DumpError(
             "the index line of this record cannot be read", file=str(index_file), expected="name, dtype, shape of each"
@@ -302,7 +317,7 @@ def told(key: RecordKey, path: Path) -> list[TensorRef] | None:
     if fields is None or any("global_shape" in field for field in fields):
         return None
     try:
-        return [_described_field(field, order) for order, field in enumerate(fields)]
+        return _of_forward(key, [_described_field(field, order) for order, field in enumerate(fields)])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
