@@ -358,7 +358,15 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "of small spread hardly count",
         )  # fmt: skip
     elif baseline == MEAN and (of_one or name.startswith("the group's std")):
-        if abs(k - 1) > 1e-2:
+        whose = _std_of_one_group(lines.scale_G, reward_B, group_B) if of_one else None
+        if whose is not None:
+            yield Guess(
+                "error" if batch.laid.algorithm.estimator in OF_GROUPS else "warning", f"std of {whose}",
+                f"all groups are divided by the std of one: advantages are (r - group mean) / the std of {whose} group",
+                "the std is taken once, of one group (an index that does not move, a broadcast), and not of each: "
+                "advantages have the size of another prompt's spread",
+            )  # fmt: skip
+        elif abs(k - 1) > 1e-2:
             what = f"r - group mean{over}"
             yield Guess(
                 "warning", f"times {1 / k:.2g}",
@@ -523,6 +531,29 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "advantages are multiplied by the length of their response: a sum over its tokens stands in them",
             "they are added up over a response's tokens instead of standing once: long responses count for more",
         )  # fmt: skip
+
+
+#: How near one scale for all groups has to be to one group's std, which only an epsilon parts from it.
+ONE_STD = 3e-4
+
+
+def _std_of_one_group(scale_G: Array, reward_B: Array, group_B: Array) -> str | None:
+    """Which group of the batch the one scale of all groups is the std of; None where their stds are alike, or it is
+    none's, or several groups'.
+    """
+    if float(np.ptp(scale_G)) > ONE_STD * abs(float(scale_G[0])):
+        return None
+    inside = groups_of(group_B)
+    scale = float(np.median(scale_G))
+    for less in (1, 0):
+        std_G = np.array([float(reward_B[one].std(ddof=less)) if len(one) > less else 0.0 for one in inside])
+        at = np.flatnonzero(np.abs(std_G - scale) <= ONE_STD * abs(scale))
+        if len(at) == 1 and (np.abs(std_G - scale) > 1e-2 * abs(scale)).sum() >= 2:
+            place = int(at[0])
+            if place in (0, len(inside) - 1):
+                return "the batch's first" if not place else "the batch's last"
+            return f"the batch's {place + 1}th"
+    return None
 
 
 #: Groups away that a baseline is looked for.

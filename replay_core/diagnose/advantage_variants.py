@@ -94,6 +94,8 @@ def in_groups(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
 
 
 BATCH_MEAN = "r - batch mean, one baseline for all groups"
+#: How the name of one with a baseline that is none of the batch's own figures ends.
+MOVING = "one baseline for the whole batch (a moving mean)"
 
 
 def rewards_of(batch: StepBatch) -> Iterator[tuple[str, Array]]:
@@ -200,7 +202,7 @@ def known_variants(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterato
     if (moved := moving_baseline(batch)) is not None:
         is_mean = abs(moved - float(reward_B.mean())) <= 1e-4 * max(float(np.abs(reward_B).max()), 1e-9)
         yield (
-            BATCH_MEAN if is_mean else f"r - {moved:.4g}, one baseline for the whole batch (a moving mean)",
+            BATCH_MEAN if is_mean else f"r - {moved:.4g}, {MOVING}",
             reward_B - moved,
         )
     baseline_B = batch.columns.per_sample("reward_baselines")

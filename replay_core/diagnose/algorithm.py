@@ -133,8 +133,15 @@ class Algorithm:
         for name in (*self._estimator_words, *self._names):
             found = [known for known in _ESTIMATORS if known in name]
             if found:
-                return _ESTIMATORS[max(found, key=len)]
+                return "reinforce++" if name == "reinforce" and self._is_openrlhf else _ESTIMATORS[max(found, key=len)]
         return ""
+
+    @property
+    def _is_openrlhf(self) -> bool:
+        """Whether the settings are OpenRLHF's, whose estimator `reinforce` is REINFORCE++: it whitens its advantages
+        over the batch, as it does GAE's, unless `no_advantage_std_norm` is set.
+        """
+        return bool(self.word("advantage_estimator")) and self.number("lambd", "init_kl_coef") is not None
 
     @property
     def is_scaled(self) -> bool | None:

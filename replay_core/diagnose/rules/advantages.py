@@ -10,6 +10,7 @@ from replay_core.diagnose.advantage_mistakes import Guess, Unlike, guesses_of, o
 from replay_core.diagnose.advantage_variants import (
     BATCH_MEAN,
     CLOSE,
+    MOVING,
     are_raw,
     clipped_variants,
     group_std_B,
@@ -44,6 +45,12 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
         return (
             f"advantages are not centred by the group: they are {name}",
             f"{stated} measures a response against its own group: the mean is taken over the wrong axis",
+        )
+    if name.endswith(MOVING) and stated in OF_GROUPS:
+        return (
+            f"advantages are not centred by the group: they are {name}",
+            f"{stated} measures a response against its own group; here every group has the same baseline, which is no "
+            "mean of this batch: a running mean over steps (or a constant) stands in the group mean's place",
         )
     if name.startswith("(r - batch mean)") and stated in OF_GROUPS:
         return (

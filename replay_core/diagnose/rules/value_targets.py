@@ -32,6 +32,8 @@ NEAR = 0.02
 NOTHING = 1e-3
 #: Of the responses, how many end with a value of one and the same size.
 MOSTLY = 0.9
+#: What is said of values that are other rows', while the returns are their own rows'.
+VALUES_MOVED = "values are in the wrong rows"
 #: Rows before returns of another are no chance.
 SEVERAL_ROWS = 4
 
@@ -158,6 +160,17 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     if found is None:
         raise Skip("no GAE agrees, and no known mistake: a lambda of its own for every response, or shaped rewards")
     claim, setting = found
+    if claim.startswith(VALUES_MOVED):
+        yield error(
+            claim,
+            batch.laid.where("values", sample=0),
+            shown("agree to", rows.close, None, values.source),
+            shown("setting that agrees with the values moved", setting),
+            shown("returns at the last tokens", "their own rows' rewards"),
+            cause="values were rolled, shuffled or gathered in another order after GAE was made of them: advantages "
+            "and returns are right, and the critic's loss, its clip and all that compares with old values are not",
+        )
+        return
     yield error(
         f"value targets are wrong: {claim}",
         place,
@@ -533,6 +546,18 @@ def _other_rows(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tu
         if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01:
             yield f"GAE takes the values of other rows: those of {whose}", fit.words()
             return
+    heard_B = rows.mask_BT.any(1)
+    ends_B, due_B = (rows.at_last(each)[heard_B] for each in (rows.returns_BT, rewards_BT))
+    # At its last token a return is the reward there: where that is its own row's, it is the values that were moved.
+    if np.ptp(due_B) > 10 * rows.close and np.abs(ends_B - due_B).max() <= rows.close:
+        for whose, order_B in orders:
+            both_BT = np.cumprod(rows.mask_BT * rows.mask_BT[order_B], axis=1)
+            values_BT = rows.values_BT[order_B] * both_BT
+            inner = _Rows(values_BT, rows.returns_BT, both_BT, rows.close)
+            fit = inner.solved(rewards_BT, values_BT, rows.returns_BT - values_BT)
+            if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1 - 1e-2:
+                yield f"{VALUES_MOVED}: returns are GAE's with the values that are recorded in {whose}", fit.words()
+                return
     for by in shifts:
         moved_BT = np.roll(rows.returns_BT, -by, 0)
         # A return that was moved into a longer row's padding is lost, and one that was moved into a shorter one cut.
