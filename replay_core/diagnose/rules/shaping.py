@@ -206,7 +206,7 @@ APART = 1e-3
 
 @rule("D52", "advantages are not what returns and values give", link="advantages", scope="batch",
       needs=("advantages", "mask", "returns|token_rewards|token_scores|rewards"),
-      explains=("L08", "D24"), lasts=True,
+      explains=("L08", "D24", "D04", "D02"), lasts=True,
       source="arXiv 1506.02438: returns = advantages + values; REINFORCE: the reward to come")  # fmt: skip
 def of_returns(batch: StepBatch) -> Finding | None:
     """Advantages that change from token to token, held against returns - values, and without a critic against the
@@ -218,8 +218,10 @@ def of_returns(batch: StepBatch) -> Finding | None:
     advantages).
     """
     advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
-    skip_if(batch.advantage_B is not None, "one advantage for all of a response (D04)")
     values, returns = batch.columns.of("values"), batch.columns.of("returns")
+    # A critic that is stated and recorded is in the advantages: one for all of a response leaves it out.
+    of_critic = values is not None and returns is not None and batch.laid.algorithm.estimator == "gae"
+    skip_if(batch.advantage_B is not None and not of_critic, "one advantage for all of a response (D04)")
     counted_N = trained_N & advantages.said_N & np.isfinite(advantages.values_N)
     if values is not None and returns is not None:
         counted_N &= values.said_N & returns.said_N
@@ -233,7 +235,15 @@ def of_returns(batch: StepBatch) -> Finding | None:
             ),
         ]
     else:
-        expected, mistakes = list(_to_come(batch)), []
+        expected, mistakes = list(_to_come(batch)), [
+            (
+                f"they are the {what} so far, added up from the response's first token on",
+                "the sum runs the wrong way (a cumulative sum without the flip before and after it): a token is "
+                "credited with what came before it, and the reward at the end reaches the last token alone",
+                so_far_N,
+            )
+            for what, so_far_N in _so_far(batch)
+        ]  # fmt: skip
     if counted_N.sum() < FEWEST or not np.ptp(advantages.values_N[counted_N]) > 0:
         raise Skip("too few advantages, or all are one number")
     a_N = advantages.values_N
@@ -425,6 +435,17 @@ def _to_come(batch: StepBatch) -> Iterator[Array]:
             sample = sample_N[place]
             out_N[place] = coming
         yield out_N
+
+
+def _so_far(batch: StepBatch) -> Iterator[tuple[str, Array]]:
+    """The rewards up to every token that counts [N], where several tokens of a response have one."""
+    told, trained_N = batch.columns.of("token_rewards"), given(batch.trained_N)
+    if told is None:
+        return
+    rewards_N = np.where(trained_N & told.said_N, np.nan_to_num(told.values_N), 0.0)
+    total_N = np.cumsum(rewards_N)
+    before_B = (total_N - rewards_N)[np.minimum(batch.flat.starts_B, len(total_N) - 1)]
+    yield "rewards", total_N - before_B[batch.flat.sample_N]
 
 
 #: How a penalty on long answers is called, and the words of its settings.
