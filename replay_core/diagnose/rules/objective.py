@@ -263,6 +263,10 @@ def _another_ratio(batch: StepBatch, recorded: Column, logs_N: Array, known_N: A
     )
 
 
+#: How far a largest weight lies below the stated cap, and what it holds above it, before it is another cap.
+NEAR_CAP = 1e-2
+
+
 @rule("D59", "importance weights are not trainer over rollout", link="ratio", scope="batch",
       needs=("is_weights", "rollout_logprobs", "trainer_logprobs"), explains=("D09", "D12", "D24", "L08", "L10"),
       lasts=True, source="verl rollout correction, TIS: trainer over rollout, cut off above")  # fmt: skip
@@ -271,12 +275,13 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
     by sequence: an error where they are exp(rollout - trainer) on 95 % of tokens that differ by 1e-3 and more
     (8 and more), and trainer over rollout on less than half of them; or where they are its square, its logarithm, the
     weight of the token before or after, trainer over reference, or 1 on all of them (a warning where no weighing is
-    stated: a mask is 1, too).
+    stated: a mask is 1, too). An error where they come to more than the stated cap, or are trainer over rollout cut off
+    at a smaller one (8 tokens and more that are held there).
     """
     weights, rollout = given(batch.columns.of("is_weights")), given(batch.columns.of("rollout_logprobs"))
     if "ratio" in weights.ref.name and _is_policy_ratio(batch, weights):
         raise Skip(f"{weights.ref.name} is the policy over its old self, and no weight of the engine's samples")
-    best_right, best_wrong, squared, ones, count = 0.0, 0.0, 0.0, 0.0, 0
+    best_right, best_wrong, squared, ones, count, held = 0.0, 0.0, 0.0, 0.0, 0, 0
     for name in ("old_logprobs", "policy_logprobs"):
         trainer = batch.columns.of(name)
         if trainer is None:
@@ -297,6 +302,10 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
         sums_N = np.repeat(batch.flat.sum(d_N), batch.flat.lengths_B)
         means_N = np.repeat(np.nan_to_num(batch.flat.mean(d_N, both_N)), batch.flat.lengths_B)
         best_right = max(best_right, *map(agree, (d_N, sums_N, means_N)))
+        for log_N in (d_N, sums_N, means_N):
+            if agree(log_N) >= 0.95:
+                at_cap_N = both_N & (weights.values_N >= cap * (1 - 1e-6))
+                held = max(held, int((at_cap_N & (np.exp(np.clip(log_N, -30, 30)) > (1 + NEAR_CAP) * cap)).sum()))
         best_wrong = max(best_wrong, *map(agree, (-d_N, -sums_N, -means_N)))
         squared = max(squared, *map(agree, (2 * d_N, 2 * sums_N, 2 * means_N)))
         ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
@@ -329,6 +338,17 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
             shown("weights over the cap", int(over_N.sum()), "0"),
             cause="the truncation (clamp, max) is missing, or another threshold reaches it",
         )
+    if stated is not None and cap < stated * (1 - NEAR_CAP) and held >= FEWEST:
+        return error(
+            f"importance weights are cut off at {cap:.4g}, and the run states a cap of {stated:g}",
+            batch.laid.where("is_weights", sample=0),
+            shown("largest weight", cap, f"{stated:g}", weights.source),
+            shown("tokens held at it whose trainer over rollout is larger", held, "0"),
+            shown("tokens that agree with trainer over rollout, cut off there", best_right, "1"),
+            cause="another threshold reaches the truncation than is configured"
+            + (": below 1 it weighs down what engine and trainer agree on, and with it the whole update"
+               if cap < 1 else ""),
+        )  # fmt: skip
     if best_wrong >= 0.95 and best_right < 0.5:
         return error(
             "importance weights are upside down: they are rollout over trainer, not trainer over rollout",

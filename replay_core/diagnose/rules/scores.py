@@ -103,7 +103,8 @@ def _stands(values: list[float]) -> bool:
       source="verl: token_level_rewards are token_level_scores, less a penalty")  # fmt: skip
 def of_other_samples(batch: StepBatch) -> Finding | None:
     """The sums of token rewards and of token scores, sample by sample: an error where they are the same numbers (4
-    different ones and more) in another order.
+    different ones and more) in another order; a warning where they are one factor of them that is not 1 (to 1e-4,
+    wherever nothing else is taken off), and the run states no scale of its rewards.
     """
     rewards_B, scores_B = batch.summed("token_rewards"), batch.summed("token_scores")
     if rewards_B is None or scores_B is None or not np.isfinite(rewards_B).all() or not np.isfinite(scores_B).all():
@@ -113,6 +114,21 @@ def of_other_samples(batch: StepBatch) -> Finding | None:
     same = bool((np.abs(np.sort(rewards_B) - np.sort(scores_B)) <= close).all())
     if not other_B.any():
         return None
+    if (factor := _factor_of(rewards_B, scores_B)) is not None:
+        if any(batch.laid.algorithm.number(name) is not None for name in _SCALES):
+            raise Skip("the run states a scale of its rewards")
+        return warning(
+            f"token rewards are {factor:.4g} x the token scores, in every sample: they are scaled on their way to the "
+            "advantages",
+            batch.laid.where("token_rewards", sample=other_B),
+            shown("rewards / scores", factor, "1", f"rewards of {batch.name}"),
+            shown("samples that say so", int((np.abs(scores_B) > close).sum())),
+            cause="a factor stands between scores and rewards, and no penalty (KL, length) is taken off: advantages "
+            "that are divided by no std (RLOO, Dr. GRPO, GAE before whitening) are as many times "
+            + ("too small" if abs(factor) < 1 else "too large")
+            if factor > 0
+            else "the sign is turned between scores and rewards: what is scored well is punished",
+        )
     if not same or other_B.sum() < 2 or np.unique(np.round(scores_B, 6)).size < 4:
         raise Skip("rewards differ from scores by more than their order: they were shaped")
     groups = int(given(batch.group_B).max()) + 1 if batch.has("group") else 1
@@ -133,6 +149,21 @@ def of_other_samples(batch: StepBatch) -> Finding | None:
         cause="rewards come back in another order than the samples, or were rolled or permuted after they were scored: "
         "advantages are made of the neighbours' scores",
     )
+
+
+#: How a run may call a factor of its rewards, and how near one factor has to be in all samples.
+_SCALES = ("reward_scale", "reward_scaling", "reward_coef", "reward_weight", "reward_factor", "reward_scaling_factor")
+ONE_FACTOR = 1e-4
+
+
+def _factor_of(rewards_B: Array, scores_B: Array) -> float | None:
+    """What all scores are multiplied by in the rewards; None where that is no one number, is 1, or few scores tell."""
+    if np.unique(np.round(scores_B, 6)).size < 4 or not np.abs(rewards_B).max() > 0:
+        return None
+    factor = float(scores_B @ rewards_B) / float(scores_B @ scores_B)
+    left = float(np.abs(rewards_B - factor * scores_B).max())
+    is_one = left <= ONE_FACTOR * float(np.abs(rewards_B).max()) and factor != 0
+    return factor if is_one and abs(factor - 1) > 1e-3 else None
 
 
 #: Answers that tell; of right ones, how many (and which share) before it is no chance.
