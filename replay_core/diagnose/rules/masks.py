@@ -601,6 +601,18 @@ RARE = 0.01
 
 def _padding(batch: StepBatch, count: int, place: Where, name: str, *, is_hole: bool = False) -> Finding:
     trained_N = given(batch.trained_N)
+    if not is_hole and (moved := _of_another_row(batch, name)) is not None:
+        whose, rows, lost = moved
+        return error(
+            f"the mask is another row's: each row has that of the row {whose}, so that {count} padding "
+            f"token{' is' if count == 1 else 's are'} in the loss and {lost} of the responses' own are not",
+            place,
+            shown("rows whose mask is as long as the response of the row " + whose, share(rows, len(batch))),
+            shown("padding tokens in the mask", count, "0", f"{name} and attention_mask of {batch.name}"),
+            shown("tokens of responses outside of it", lost, "0"),
+            cause="the mask was rolled, sorted or gathered in another order than the tokens: it ends too early in some "
+            "rows and reaches into padding in others",
+        )
     return finding(
         "warning" if is_hole and count < RARE * int(trained_N.sum()) else "error",
         f"{count} padding token{' is' if count == 1 else 's are'} in the loss",
@@ -612,6 +624,33 @@ def _padding(batch: StepBatch, count: int, place: Where, name: str, *, is_hole: 
         if is_hole
         else "the mask is made from the padded length, not from where the response ends",
     )
+
+
+#: Rows whose masks have other lengths than their own responses, before another row's are no chance.
+MOVED_ROWS = 6
+
+
+def _of_another_row(batch: StepBatch, name: str) -> tuple[str, int, int] | None:
+    """(which row's, rows, tokens lost) where every row of a grid is masked as long as the response of the row beside
+    it is, and not as its own.
+    """
+    for sheet, _ in batch.columns.sheets:
+        masks, attended = sheet.refs(name), sheet.refs("attention_mask")
+        if not masks or not attended or any(len(ref.shape) != 2 for ref in (*masks, *attended)):
+            continue
+        grids = [(pages.array(m) != 0, pages.array(a) != 0) for m, a in zip(masks, attended, strict=True)]
+        if any(len(m) != len(a) or m.shape[1] > a.shape[1] for m, a in grids):
+            return None
+        counts_B = np.concatenate([m.sum(1) for m, _ in grids])
+        if any(m.shape[1] == a.shape[1] for m, a in grids):
+            return None  # of whole rows, whose prompts it cannot tell
+        own_B = np.concatenate([a[:, a.shape[1] - m.shape[1] :].sum(1) for m, a in grids])
+        lost = sum(int((a[:, a.shape[1] - m.shape[1] :] & ~m).sum()) for m, a in grids)
+        other_B = counts_B != own_B
+        for by, whose in ((1, "before"), (-1, "after")):
+            if other_B.sum() >= MOVED_ROWS and (counts_B == np.roll(own_B, by)).all():
+                return whose, int(other_B.sum()), lost
+    return None
 
 
 def _stray(batch: StepBatch, name: str) -> tuple[int, int, bool] | None:

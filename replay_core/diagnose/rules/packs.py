@@ -158,6 +158,22 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
             cause="the tail of each sample is padding to whoever made the positions, and tokens to the attention mask",
         )
         return
+    if (again := _begins_inside(batch, column.values_N, off_N)) is not None:
+        at, count, of_response = again
+        yield error(
+            "position ids begin again at 0 inside of samples"
+            + (": where the response begins, they do not go on from the prompt's" if of_response else ""),
+            batch.laid.where("position_ids", at=at),
+            shown("position id", 0, str(int(batch.flat.position_N[at])), column.source),
+            shown("samples in which they begin again", share(count, len(batch)), "none"),
+            shown("tokens with another position", int(off_N.sum()), "0"),
+            cause="prompt and response are numbered on their own (an arange for each, joined by a cat): every response "
+            "token stands where the prompt's tokens stand, for whoever looks at distances"
+            if of_response
+            else "a part of each sample is numbered on its own: its tokens stand where earlier ones of the same sample "
+            "do",
+        )
+        return
     yield error(
         "position ids do not begin again with every sample",
         place,
@@ -165,6 +181,26 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
         shown("tokens with another position", int(off_N.sum()), "0"),
         cause="positions run on through the pack, or begin again inside a sample: attention then mixes samples",
     )
+
+
+def _begins_inside(batch: StepBatch, positions_N: Array, off_N: Array) -> tuple[int, int, bool] | None:
+    """(first token, samples, whether it is the response's first in all) where positions of samples begin with 0 and
+    begin again with 0 once inside, and count by 1 else; None where they do not in most of the samples that are off.
+    """
+    place_N = batch.flat.position_N
+    ends, first, of_response = 0, -1, True
+    begins_B = None if batch.response_N is None else batch.flat.first(batch.response_N)
+    bad = np.unique(batch.flat.sample_N[off_N])
+    for sample in bad:
+        own = positions_N[batch.flat.spans[sample]]
+        jumps = np.flatnonzero(np.diff(own) != 1) + 1
+        if own[0] != 0 or len(jumps) != 1 or own[jumps[0]] != 0:
+            continue
+        ends += 1
+        at = int(batch.flat.starts_B[sample] + jumps[0])
+        first = at if first < 0 else first
+        of_response &= begins_B is not None and int(place_N[at]) == int(begins_B[sample])
+    return (first, ends, of_response) if ends and ends > 0.9 * len(bad) else None
 
 
 def _run_on(batch: StepBatch, first_B: Array) -> bool:

@@ -104,6 +104,19 @@ def ends_early(batch: StepBatch) -> Finding | None:
             return marked_off
         return None
     name = mask_name(batch)
+    behind_B = batch.flat.last(sampled_N) <= batch.flat.last(trained_N)
+    if behind_B[cut_B].all():
+        word = "token" if ends[0] == 1 else f"{int(ends[0])} tokens"
+        return error(
+            f"only the last {word} of each response {'is' if ends[0] == 1 else 'are'} in the loss: all before "
+            f"{'it' if ends[0] == 1 else 'them'} never {'counts' if ends[0] == 1 else 'count'}, in "
+            f"{share(int(cut_B.sum()), len(batch))} samples",
+            batch.laid.where(name, sample=cut_B),
+            shown("tokens that count, at most", int(ends[0]), f"{int(sampled_B.max())}, as sampled", rollout.source),
+            shown("sampled tokens that do not count", int((sampled_B - counts_B)[cut_B].sum()), "0"),
+            cause="the mask marks where responses end (the reward's place, the last index), and not all that was "
+            "sampled: the answer itself is not trained",
+        )
     return error(
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
