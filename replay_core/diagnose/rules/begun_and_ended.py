@@ -87,7 +87,15 @@ def _total(lost: Counter[int]) -> int:
     return sum(number * many for number, many in lost.items())
 
 
-_STOPS = ("stop", "stop_strings", "stop_words", "stop_token_ids", "stop_sequences", "rollout_stop", "rollout_stop_token_ids")
+_STOPS = (
+    "stop",
+    "stop_strings",
+    "stop_words",
+    "stop_token_ids",
+    "stop_sequences",
+    "rollout_stop",
+    "rollout_stop_token_ids",
+)
 
 
 def _states_stops(case: Case) -> bool:

@@ -62,6 +62,10 @@ class _MicroLoss(Struct, frozen=True):
     """Ranks of that step."""
     micros: int = 1
     """Micro-batches that each of these ranks takes for it."""
+    attended: int = 0
+    """Tokens of its samples, prompts and all."""
+    update_attended: int = 0
+    """The same of all micro-batches of its optimizer step."""
     made: dict[str, float] = field(default_factory=dict)
     """What every reduction makes of its tokens (`reductions_of`)."""
 
@@ -419,7 +423,10 @@ class _Recomputed(Struct, frozen=True):
 _FACTORS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 _SUMMED = "it is the sum over samples of token means, not their mean"
 _LONGEST = "divides by its samples times the longest response of the micro-batch, which is another in each"
+_WITH_PROMPTS = "divides by all tokens of prompts and responses, not by those that count"
 _CAUSES = {
+    _WITH_PROMPTS: "the denominator is the attention mask's sum, and the loss is summed over the response mask's: "
+    "prompt tokens (and tool output) are counted, have no loss, and make the others smaller, the longer prompts are",
     _SUMMED: "a division by the samples is missing",
     _LONGEST: "the length that sums are divided by is read off the micro-batch, and is no constant: a token weighs "
     "more where the longest response is shorter",
@@ -487,7 +494,7 @@ def _not_divided(case: Case) -> Finding | None:
     found: list[tuple[StepBatch, _MicroLoss, str, float, float]] = []
     for batch in case.batches():
         parts, _ = _parts(batch)
-        name = _own_mean(parts)
+        name = _own_mean(parts) or _scheduled(parts)
         updates = _by_update(parts)
         if name is None or len({len(each) for each in updates}) > 1:
             continue
@@ -496,7 +503,7 @@ def _not_divided(case: Case) -> Finding | None:
         if abs(summed) < 100 * FLOOR:
             continue
         logged = [
-            point.value for log in case.signals.logs for series in log.all("pg_loss")
+            point.value for log in case.signals.logs for word in ("pg_loss", "loss") for series in log.all(word)
             if series.name != parts[0].logged.name for point in series.points
             if point.step == batch.step and point.micro is None
         ]  # fmt: skip
@@ -509,8 +516,11 @@ def _not_divided(case: Case) -> Finding | None:
         return None
     batch, part, name, summed, mean = found[0]
     return warning(
-        f"micro-batches are added up and not divided by their number: the step's loss is {part.micros} times the mean "
-        f"of its {part.micros} micro-batches, each a {name}",
+        f"losses of micro-batches are not divided by the {part.micros} of an update (gradient accumulation): they add "
+        f"up to {part.micros} times the mean over the update's tokens, which is what the step logs"
+        if name == _SHARE
+        else f"micro-batches are added up and not divided by their number: the step's loss is {part.micros} times the "
+        f"mean of its {part.micros} micro-batches, each a {name}",
         batch.laid.where_record(part.logged.record, part.logged.name),
         shown("loss that the step logs", summed, f"{mean:.6g}"),
         shown("micro-batches of an update", part.micros),
@@ -520,6 +530,22 @@ def _not_divided(case: Case) -> Finding | None:
         "(clipping and Adam hide it). Where the loss alone is added up for the log, the gradient is right",
         steps=[each[0].step for each in found],
     )
+
+
+#: Of an update's mean, what its schedule divides by the micro-batches afterwards.
+_SHARE = "share of the mean over the update's tokens, times that number"
+
+
+def _scheduled(parts: list[_MicroLoss]) -> str | None:
+    """What all micro-batches' losses are where each is its tokens' share of the update's mean times the number of
+    micro-batches, and nothing else that is known.
+    """
+    heard = [part for part in parts if abs(part.value) > 100 * FLOOR]
+    if len(heard) < 2 or any(part.micros < 2 or part.ranks > 1 for part in parts):
+        return None
+    agreed = _agreeing(heard)
+    is_it = agreed == [f"{_SCHEDULED} ({heard[0].micros})"]
+    return _SHARE if is_it else None
 
 
 def _own_mean(parts: list[_MicroLoss]) -> str | None:
@@ -566,13 +592,19 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                 for what, width in part.widths.items()
                 for of, rows in (("", samples), (" (the rows of the whole update)", part.update_samples))
             }
+            with_prompts = {
+                f"{_WITH_PROMPTS}{of}": total / max(many, 1)
+                for of, many, own in (("", part.attended, part.tokens),
+                                      (" (of the whole update)", part.update_attended, part.update_tokens))
+                if many > own
+            }  # fmt: skip
             longest = samples * max(part.longest, 1)
             shared = f"{_LONGEST}, and by the {part.micros} micro-batches"
             record, name = part.logged.record, part.logged.name
             found.append(
                 _Recomputed(
                     batch.step, batch.laid.where_record(record, name), record.path.name, part.value, part.made,
-                    {**slots, _LONGEST: total / longest, shared: total / longest / max(part.micros, 1),
+                    {**slots, **with_prompts, _LONGEST: total / longest, shared: total / longest / max(part.micros, 1),
                      _SUMMED: mean * samples}, part.widths, exact, kind, part.micros,
                     total / part.value / max(samples, 1) if part.update_samples > samples > 0 else 0.0,
                     total / part.value / max(samples, 1), part.longest,
@@ -619,6 +651,11 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
     ]
     for name in first.mistakes:
         if not all(name in part.mistakes and _agree(part.mistakes[name], part.value) for part in off):
+            continue
+        if name.startswith(_WITH_PROMPTS):
+            times = first.value / first.made["token-mean over the micro-batch"]
+            of = "" if "update" in name else f": it is {times:.3g} of the mean over those that count"
+            yield f"{name}{of}", _CAUSES[_WITH_PROMPTS], said
             continue
         what = next((what for what in first.widths if f"slot of {what}," in name), None)
         same = len({part.step for part in off}) > 1 and len({tuple(part.widths.values()) for part in off}) == 1
@@ -820,8 +857,9 @@ def _made_of(batch: StepBatch, logged: list[Scalar], token_N: Array) -> list[_Mi
         tokens, samples = sum(one.tokens for one in update), sum(len(one.values_BT) for one in update)
         for part in update:
             whole = replace(
-                part, update_tokens=tokens, update_samples=samples, ranks=ranks, micros=len(update) // ranks
-            )
+                part, update_tokens=tokens, update_samples=samples, ranks=ranks, micros=len(update) // ranks,
+                update_attended=sum(one.attended for one in update),
+            )  # fmt: skip
             made[part.logged.place] = replace(whole, made=dict(reductions_of(whole, step_tokens, len(batch))))
     return [made[part.logged.place] for part in parts]
 
@@ -884,7 +922,8 @@ def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> 
     mask_BT = np.zeros(values_BT.shape)
     for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
         values_BT[row, :length], mask_BT[row, :length] = token_N[spans[sample]], batch.trained_N[spans[sample]]
-    return _MicroLoss(scalar, values_BT, mask_BT, batch.laid.widths or {"the response": values_BT.shape[1]})
+    widths = batch.laid.widths or {"the response": values_BT.shape[1]}
+    return _MicroLoss(scalar, values_BT, mask_BT, widths, attended=int(lengths.sum()))
 
 
 @rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),

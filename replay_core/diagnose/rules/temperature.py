@@ -138,6 +138,8 @@ def _tempered(batch: StepBatch, between: Gap, surprise: Surprise) -> Finding:
     )
 
 
+#: How near the temperature between the two is to the stated one, before it is the one that a side leaves out.
+LEFT_OUT = 0.03
 #: Of what a stated temperature would make of the difference.
 _AS_STATED = 0.1
 
@@ -155,6 +157,12 @@ def _why(gain: float, stated: float | None, drawn: bool | None) -> tuple[str, st
         return (
             ", and tokens were sampled at the trainer's: the engine reports raw log-probabilities",
             f"{raw}. Let it return processed ones (vLLM: logprobs_mode)",
+        )
+    if stated and abs(stated - 1) > _AS_STATED and abs(gain / stated - 1) < LEFT_OUT:
+        return (
+            ", the one that the run states: the trainer's log-probabilities leave it out",
+            f"the engine samples, and reports, at the T = {stated:g} that is stated, and the trainer's forward does not "
+            "divide its logits by it: ratio, KL and loss are of another distribution than was sampled",
         )
     if is_as_stated:
         # How far apart the two are is told, and not how cold: sampling at 1 beside T looks like T beside T twice.

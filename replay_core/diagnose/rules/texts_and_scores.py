@@ -126,7 +126,9 @@ def paid_by_the_word(case: Case) -> Finding | None:
     steps = list(_right_ones(case))
     skip_if(not steps, "needs texts, scores, and which answers are right")
     for since in range(len(steps)):
-        rows = [(text, float(score)) for one in steps[since:] for text, score in zip(one.texts, one.score_B, strict=True)]
+        rows = [
+            (text, float(score)) for one in steps[since:] for text, score in zip(one.texts, one.score_B, strict=True)
+        ]
         if len(rows) < NUMBERS * OF_A_NUMBER:
             break
         found = _word_of(rows)
