@@ -186,6 +186,12 @@ class Algorithm:
         return "gspo" in " ".join([*self._names, loss]) or level.startswith(("seq", "geo"))
 
     @property
+    def is_by_token(self) -> bool:
+        """Whether the run states that each token has its own ratio (TRL's level; verl's plain loss), and no GSPO."""
+        level = self.word("importance_sampling_level", "ratio_level", "ratio_type")
+        return not self.is_by_sequence and (level == "token" or self.word("loss_mode") == "vanilla")
+
+    @property
     def averages_sequences(self) -> bool:
         """Whether its loss is a mean over sequences, whatever aggregation is configured: GSPO, GMPO (verl)."""
         names = " ".join([*self._names, self.word("loss_mode", "policy_loss")])

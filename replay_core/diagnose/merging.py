@@ -19,6 +19,8 @@ SYMPTOMS = frozenset({"D20", "D24", "D25", "D26", "L02", "L08", "L09", "L10"})
 GRADIENTS = frozenset({"L02"})
 #: What an info of explains away: a loss of 0 by construction.
 NORMAL = frozenset({"D02"})
+#: How the cause of an info ends that names what was recomputed, and agrees.
+FINE = "nothing is wrong"
 #: What costs time alone: read last of what is wrong.
 SPEED = frozenset({"D32", "D33", "D37", "L05"})
 #: Findings that a computation was made again and came out as one known mistake makes it, in most steps.
@@ -99,7 +101,7 @@ def _worst_first(found: Iterable[Finding]) -> list[Finding]:
         if is_wrong and one.id in SPEED:
             grave = max(grave, 1.5)
         # What only says that a figure is as it is meant to be is read last.
-        is_normal = one.id in NORMAL and one.severity == "info"
+        is_normal = one.severity == "info" and (one.id in NORMAL or one.cause.endswith(FINE))
         return one.downstream_of is not None, grave + is_normal, often, *_along(one)
 
     return sorted(every, key=order)

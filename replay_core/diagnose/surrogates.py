@@ -35,7 +35,7 @@ FEWEST = 3
 _UPSIDE_DOWN = "the ratio is upside down, old over new"
 _SMALLER = "the smaller of clipped and unclipped loss is taken, not the larger"
 _SIGN = "the sign is wrong: it is +A x ratio, and falls with the advantage"
-_SUMMED = "a sequence's ratio is e to the sum of its log ratios, not to their mean: it is not normalised by length"
+SUMMED = "a sequence's ratio is e to the sum of its log ratios, not to their mean: it is not normalised by length"
 _SIZE = "the size of the advantage stands in it, without its sign"
 _UP = "only positive advantages count, negative ones are 0"
 _DOWN = "only negative advantages count, positive ones are 0"
@@ -102,11 +102,11 @@ _CAUSES = {
     _SMALLER: "min stands for max: of a loss (a negated objective) the larger one is the pessimistic one, and clipping "
     "is on the wrong side",
     _SIGN: "the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
-    _SUMMED: "GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios",
+    SUMMED: "GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios",
 }
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
-    _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _UNWEIGHING, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED,
+    _UPSIDE_DOWN, SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _UNWEIGHING, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED,
     _OF_ENGINE, _SMALLER, _WEIGHT_SQUARED, _UNCAPPED, _WEIGHT_INVERTED, _MASK_INVERTED, _CORRECTED_TWICE,
 }  # fmt: skip
 
@@ -132,7 +132,7 @@ class Surrogate(Struct, frozen=True):
         """
         meant = {
             # RLOO's ratio is a whole response's (TRL); GSPO's is normalised by its length.
-            _SUMMED: not algorithm.is_by_sequence,
+            SUMMED: not algorithm.is_by_sequence and not algorithm.is_by_token,
             # Positive answers alone (RAFT, rejection sampling), and rewards that stand for advantages (REINFORCE).
             **dict.fromkeys((_UP, _REWARD), algorithm.estimator in ("", "reinforce")),
             # One side alone is clipped by some; the engine's own numbers are a bypass of the trainer's forward.
@@ -253,7 +253,7 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
             for ratio_N in kinds:
                 plain_N = policy_loss.clipped(ratio_N, a_N, clip_low=low, clip_high=high)
                 yield Surrogate(-w * plain_N, (low, high), _SIGN)
-            yield Surrogate(w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), _SUMMED)
+            yield Surrogate(w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), SUMMED)
         yield Surrogate(w * a_N * r_N, None, _SIGN)
     if weights is not None:
         for low, high in ranges:

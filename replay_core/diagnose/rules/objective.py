@@ -21,7 +21,7 @@ from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.rules.summed import logged_kl
 from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.surrogates import CLOSE, Logged, Surrogate, logged_of, surrogates
+from replay_core.diagnose.surrogates import CLOSE, SUMMED, Logged, Surrogate, logged_of, surrogates
 from replay_core.objectives import kl
 
 #: Tokens that must say something, and |log ratio| from which two directions are told apart.
@@ -82,9 +82,15 @@ def policy_loss_made(case: Case) -> Finding | None:
     # A step whose ratios are all 1 agrees with every way to make it.
     assert first is not None
     severity = causes[mistake].severity(first.laid.algorithm)
+    words = mistake
+    if mistake == SUMMED and first.laid.algorithm.is_by_token:
+        words = (
+            "each token has the ratio of its whole response, e to the sum of its log ratios, and the run states one of "
+            "its own for each token"
+        )
     return finding(
         severity,
-        f"the policy loss is made {'wrongly' if severity == 'error' else 'otherwise'}: {mistake}",
+        f"the policy loss is made {'wrongly' if severity == 'error' else 'otherwise'}: {words}",
         first.laid.where("advantages", sample=0),
         shown("steps whose losses it makes", share(count, looked)),
         shown("steps whose losses a right way makes", fine),
@@ -206,7 +212,8 @@ def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
             cause="exp(old - new) stands for exp(new - old): an update that raises a token's probability lowers it",
         )
     else:
-        meant = not batch.laid.algorithm.is_by_sequence
+        algorithm = batch.laid.algorithm
+        meant = not algorithm.is_by_sequence and not algorithm.is_by_token
         return finding(
             "info" if meant else "error",
             f"the policy loss is made {'otherwise' if meant else 'wrongly'}: a sequence's ratio is e to the sum of its "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -189,6 +190,6 @@ def _paid(numbers: list[int], scores: list[float]) -> dict[int, float] | None:
         return None
     paid = {number: each[0] for number, each in sorted(of_number.items())}
     values = list(paid.values())
-    rises = all(b >= a - LEFT for a, b in zip(values, values[1:], strict=False))
+    rises = all(b >= a - LEFT for a, b in pairwise(values))
     first = [paid[number] for number in several[:NUMBERS]]
-    return paid if rises and all(b > a + LEFT for a, b in zip(first, first[1:], strict=False)) else None
+    return paid if rises and all(b > a + LEFT for a, b in pairwise(first)) else None

@@ -40,7 +40,8 @@ def unmoved(case: Case) -> Finding | None:
     """Recorded weights (`Recorder.params`) of the first step beside those of the last: a warning where none changes, or
     where those that change are less than half of all numbers and are no adapters (LoRA and the like). A smaller part,
     of a twentieth and more, is worth knowing. So is none in the first 20 steps of a run that records a critic: the
-    policy may wait for it. Where no weights are recorded, a warning where the checkpoints that the dump keeps of 3
+    policy may wait for it. A warning of any part of a twentieth and more, all of whose weights are float32 and have
+    recorded gradients that are not 0 in every step but the last, while others change. Where no weights are recorded, a warning where the checkpoints that the dump keeps of 3
     steps and more are one, to the last bit, in runs whose gradients are not 0.
     """
     if (stands := _same_checkpoints(case)) is not None:
@@ -60,9 +61,24 @@ def unmoved(case: Case) -> Finding | None:
     if 20 * standing < total or not still or (moving and all(ADAPTER.search(name) for name in moving)):
         return None
     many = 2 * standing > total
+    pushed = _pushed(case, set(still), steps[:-1]) if moving else set()
     warms = not moving and steps[-1] < _WARM_UP and any(record.key.role == "critic" for record in case.records())
     holder = next(one for one in last if one.get(still[0]) is not None)
     place = Where(step=steps[-1], stage="param", tensor=still[0], path=str(holder.path))
+    if len(pushed) == len(still):
+        return warning(
+            f"{share(len(still), len(shared))} weights ({standing / total:.0%} of all numbers) have gradients and never "
+            f"change over {len(steps)} steps, and the others do: the optimizer does not hold them",
+            place,
+            shown("weights that do not change", listed(still, 4), "none", f"steps {steps[0]} and {steps[-1]}"),
+            shown("of them, with a gradient that is not 0", share(len(pushed), len(still)), "0"),
+            shown("weights that change", listed(moving, 4)),
+            cause="the optimizer was made of a part of the parameters (a filter by name, a group that is left out, "
+            "layers that were wrapped or moved afterwards): these are trained for nothing, and count in the gradient's "
+            "norm",
+            next_step=look_at(place) + "   # and print the sizes of optimizer.param_groups",
+            steps=steps,
+        )
     return finding(
         "warning" if many and not warms else "info",
         f"{share(len(still), len(shared))} weights ({standing / total:.0%} of all numbers) never change over "
@@ -76,6 +92,25 @@ def unmoved(case: Case) -> Finding | None:
         next_step=look_at(place) + "   # and print the sizes of optimizer.param_groups",
         steps=steps,
     )
+
+
+def _pushed(case: Case, names: set[str], steps: list[int]) -> set[str]:
+    """Of these weights, those in float32 whose recorded gradients are not 0 in any of these steps. In fewer bits an
+    update may be too small to be seen.
+    """
+    held = {
+        ref.name for record in case.records() if record.key.stage == "param" and record.key.step == steps[0]
+        for ref in record.tensors() if ref.name in names and ref.dtype == "float32"
+    }  # fmt: skip
+    found: dict[str, list[bool]] = {}
+    for record in case.records():
+        if record.key.stage != "gradient" or record.key.step not in steps or record.key.role == "critic":
+            continue
+        for ref in record.tensors():
+            name = ref.name.removeprefix("grad.")
+            if name in held and ref.is_readable and len(ref.shape):
+                found.setdefault(name, []).append(bool(np.asarray(pages.array(ref)).any()))
+    return {name for name, each in found.items() if len(each) >= len(steps) and all(each)}
 
 
 #: Checkpoints of so many steps are one before it is no warm-up.
