@@ -13,6 +13,9 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, Gap, also, is_of_padding, twins_of
 from replay_core.diagnose.passes import before_any_update_N
 
+#: Nats by which the first response token differs in the median, and how many times as far as the others, where the
+#: prompts end differently.
+FIRST, FIRST_TIMES = 1.0, 8.0
 OF_THE_ENGINE = "the engine gives one token after one prefix different numbers"
 
 
@@ -112,6 +115,23 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
                 "most at the first tokens, the prompts differ",
                 "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
                 [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
+                is_weak=True,
+            )
+    first_N = between.both_N & (batch.flat.position_N == np.repeat(head_B, batch.flat.lengths_B))
+    others_N = between.both_N & ~first_N
+    if first_N.sum() >= FEWEST and others_N.sum() >= FEWEST:
+        first, others = float(np.median(d_N[first_N])), float(np.median(d_N[others_N]))
+        if first > FIRST and first > FIRST_TIMES * others:
+            return MismatchCause(
+                "most at the first response token, the prompts end differently",
+                "the end of the prompt is missing on one side, or there are tokens more: a generation prompt that is "
+                "not added (add_generation_prompt), a separator or a space that is cut off; what follows is conditioned "
+                "on the response itself, and is nearer",
+                [
+                    shown("median |d| of the first response token", first, f"< {FIRST_TIMES:g} times the others'"),
+                    shown("median |d| of the others", others),
+                    shown("first tokens compared", int(first_N.sum())),
+                ],
                 is_weak=True,
             )
     often = float((between.by_sample_B > DISAGREE).mean())

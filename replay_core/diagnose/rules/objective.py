@@ -288,7 +288,8 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
     weights, rollout = given(batch.columns.of("is_weights")), given(batch.columns.of("rollout_logprobs"))
     if "ratio" in weights.ref.name and _is_policy_ratio(batch, weights):
         raise Skip(f"{weights.ref.name} is the policy over its old self, and no weight of the engine's samples")
-    best_right, best_wrong, squared, ones, count, held = 0.0, 0.0, 0.0, 0.0, 0, 0
+    best_right, best_wrong, squared, ones, count = 0.0, 0.0, 0.0, 0.0, 0
+    held_by: list[int] = []
     for name in ("old_logprobs", "policy_logprobs"):
         trainer = batch.columns.of(name)
         if trainer is None:
@@ -309,10 +310,13 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
         sums_N = np.repeat(batch.flat.sum(d_N), batch.flat.lengths_B)
         means_N = np.repeat(np.nan_to_num(batch.flat.mean(d_N, both_N)), batch.flat.lengths_B)
         best_right = max(best_right, *map(agree, (d_N, sums_N, means_N)))
-        for log_N in (d_N, sums_N, means_N):
-            if agree(log_N) >= 0.95:
-                at_cap_N = both_N & (weights.values_N >= cap * (1 - 1e-6))
-                held = max(held, int((at_cap_N & (np.exp(np.clip(log_N, -30, 30)) > (1 + NEAR_CAP) * cap)).sum()))
+        told = [log_N for log_N in (d_N, sums_N, means_N) if agree(log_N) >= 0.95]
+        at_cap_N = both_N & (weights.values_N >= cap * (1 - 1e-6))
+        # Weights that are all one number are cut off at any.
+        if told and cap - floor > NEAR_CAP * cap:
+            held_by += [
+                int((at_cap_N & (np.exp(np.clip(log_N, -30, 30)) > (1 + NEAR_CAP) * cap)).sum()) for log_N in told
+            ]
         best_wrong = max(best_wrong, *map(agree, (-d_N, -sums_N, -means_N)))
         squared = max(squared, *map(agree, (2 * d_N, 2 * sums_N, 2 * means_N)))
         ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
@@ -345,6 +349,7 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
             shown("weights over the cap", int(over_N.sum()), "0"),
             cause="the truncation (clamp, max) is missing, or another threshold reaches it",
         )
+    held = min(held_by, default=0)
     if stated is not None and cap < stated * (1 - NEAR_CAP) and held >= FEWEST:
         return error(
             f"importance weights are cut off at {cap:.4g}, and the run states a cap of {stated:g}",
