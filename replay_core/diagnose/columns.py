@@ -126,6 +126,9 @@ class Columns:
             part, row = sheet.index[place]
             size = min(int(sheet.parts[part].lengths[row]), int(self._flat.lengths_B[sample]))
             own, here = int(sheet.parts[part].starts[row]), starts[sample]
+            if sheet.answers is not None:
+                size = min(size, sheet.answers[place])
+                here += int(self._flat.lengths_B[sample]) - size
             values_N[here : here + size] = found[part].values_N[own : own + size]  # type: ignore[union-attr]
             said_N[here : here + size] = found[part].said_N[own : own + size]  # type: ignore[union-attr]
         if refs[0].sentinel and str(NO_LOGPROB) in refs[0].sentinel:

@@ -37,6 +37,8 @@ class MismatchCause(NamedTuple):
     """Whether it is what is left where nothing in the batch tells: what a run's places tell goes before it."""
     is_of_few: bool = False
     """Whether most samples agree: that they see the same context up to some place goes before it."""
+    is_random: bool = False
+    """Whether it is that one side gives one token after one prefix different numbers."""
 
 
 #: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
@@ -287,6 +289,7 @@ def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:
         ),
         ranges,
         is_of_a_forward=True,
+        is_random=True,
     )
 
 

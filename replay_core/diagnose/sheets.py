@@ -26,6 +26,8 @@ class Sheet(Struct):
     parts: list[Batch]
     index: list[tuple[int, int]] = field(default_factory=list)
     """Sample -> (part, row within it)."""
+    answers: list[int] | None = None
+    """Where its rows are the responses alone of the samples that it is joined to: how many tokens each has."""
 
     def __post_init__(self) -> None:
         self.index = [(number, row) for number, part in enumerate(self.parts) for row in range(len(part))]
@@ -45,6 +47,7 @@ class Sheet(Struct):
         """The sheet of these samples alone."""
         sheet = Sheet(self.name, self.parts)
         sheet.index = [self.index[sample] for sample in samples]
+        sheet.answers = None if self.answers is None else [self.answers[sample] for sample in samples]
         return sheet
 
     def tokens(self, sample: int) -> Array:
@@ -192,7 +195,7 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
     A sample that occurs more often in the other sheet (epochs) is its first occurrence.
     """
     if not spine.has_tokens or not other.has_tokens:
-        return None
+        return _by_answers(spine, other) if spine.has_tokens else None
     if not other.padding_known:
         # Rows of unknown padding: each is a sample of the spine, and one id around it.
         samples = [spine.tokens(sample) for sample in range(len(spine))]
@@ -212,6 +215,42 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
         if chosen is not None and (None not in chosen or len(chosen) - chosen.count(None) == len(other)):
             return chosen
     return _matched(marked(spine, []), marked(other, []))
+
+
+def _by_answers(spine: Sheet, other: Sheet) -> list[int | None] | None:
+    """`match` of a sheet whose rows hold the responses alone (TRL's completions), beside samples with their prompts."""
+    starts = [part.response_starts for part in spine.parts]
+    theirs = [_answers(part) for part in other.parts]
+    if len(spine) != len(other) or any(each is None for each in (*starts, *theirs)):
+        return None
+    held = [theirs[part][row] for part, row in other.index]  # type: ignore[index]
+    own = [
+        _key(spine.tokens(sample)[int(starts[part][row]) :])  # type: ignore[index]
+        for sample, (part, row) in enumerate(spine.index)
+    ]
+    keys = list(map(_key, held))
+    # Rows in one order are the same samples, of equal answers too; in another order they have to tell.
+    places: list[int | None] = list(range(len(own))) if own == keys else []
+    if not places and len(set(keys)) == len(keys):
+        places = places_of(own, keys)
+    if not places or None in places or not all(own):
+        return None
+    other.answers = [len(row) for row in held]
+    return places
+
+
+def _answers(part: Batch) -> list[Array] | None:
+    """The tokens of each row of responses alone, as long as its mask says; None of what holds anything else."""
+    ids, mask = part.held.find("response_ids"), part.held.find("response_mask")
+    if part.has_tokens or ids is None or mask is None or part.held.find("prompt_ids", "input_ids") is not None:
+        return None
+    if len(ids.shape) != 2 or ids.shape != mask.shape or part.layout is None or part.layout.shape != ids.shape:
+        return None
+    ids_BT, mask_BT = pages.array(ids), pages.array(mask) != 0
+    sizes_B = mask_BT.sum(1)
+    if (mask_BT != (np.arange(mask_BT.shape[1]) < sizes_B[:, None])).any():
+        return None
+    return [row[:size] for row, size in zip(ids_BT, sizes_B, strict=True)]
 
 
 def _stated_rows(spine: Sheet, other: Sheet) -> list[int | None] | None:

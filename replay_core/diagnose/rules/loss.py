@@ -653,6 +653,9 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         if not all(name in part.mistakes and _agree(part.mistakes[name], part.value) for part in off):
             continue
         if name.startswith(_WITH_PROMPTS):
+            # A constant, or an update whose micro-batches hold as many tokens, is divided by a number that was chosen.
+            if first.kind == "constant" or len({round(part.made["token-sum"] / part.value) for part in off}) < 2:
+                continue
             times = first.value / first.made["token-mean over the micro-batch"]
             of = "" if "update" in name else f": it is {times:.3g} of the mean over those that count"
             yield f"{name}{of}", _CAUSES[_WITH_PROMPTS], said

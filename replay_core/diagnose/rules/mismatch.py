@@ -95,7 +95,8 @@ def disagree(case: Case) -> Iterator[Finding]:
         steps = () if batch.step is None else (batch.step,)
         if (one := _disagreement(batch, between)) is not None:
             told, cause = one
-            if told.claim.endswith(_PER_TOKEN) and old_is_odd(batch) is not None:
+            of_old = told.claim.endswith(_PER_TOKEN) or cause.is_random
+            if of_old and old_is_odd(batch) is not None:
                 continue  # the policy's first forward agrees with the engine: D14's
             # The weights of a dump that begins late may be old.
             may_be_old = not case.begins and between.mean <= OLDEST
@@ -385,6 +386,8 @@ def mismatch(log: RunLog) -> Finding | None:
         return _leaps(log)
     if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
+    if any(old_is_odd(batch) is not None for batch in log.samples()):
+        raise Skip("the policy agrees with the engine, as its samples tell: the old log-probabilities are off (D14)")
     limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
     past = [point for point in series.points if limit.is_past(point.value, limit.warning)]
     late = series.signal in _OF_AN_UPDATE and _is_one_update(series.finite, *_OF_AN_UPDATE[series.signal])

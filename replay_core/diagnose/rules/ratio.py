@@ -218,6 +218,7 @@ def on_policy(batch: StepBatch) -> Finding | None:
     odd = old_is_odd(batch)
     later = odd is not None and _is_of_later_weights(batch, policy, old, both_N)
     random = None if alone or odd else _random(batch, policy, old, both_N)
+    noisy = _random(batch, old, policy, both_N) if odd and not later and not alone else None
     of_engine = of_engine and not random  # what the engine's own numbers do not explain
     return finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
@@ -228,6 +229,7 @@ def on_policy(batch: StepBatch) -> Finding | None:
                 ": the old log-probabilities hold the update already, taken after the optimizer's step"
                 if later
                 else ": the policy's first forward agrees with the engine, and the old log-probabilities with neither"
+                + (", they are random" if noisy else "")
             )
             if odd and not alone
             else ": the policy's forward is random, dropout is on in it"
@@ -238,6 +240,14 @@ def on_policy(batch: StepBatch) -> Finding | None:
         *(
             [shown("mean |old - rollout|, nats", odd[0]), shown("mean |policy - rollout| in the first forward", odd[1])]
             if odd
+            else []
+        ),
+        *(
+            [
+                shown("range of the old log-probability of one token after one prefix, median", noisy[0]),
+                shown("range of the policy's there", noisy[1], "as much"),
+            ]
+            if noisy
             else []
         ),
         *(
