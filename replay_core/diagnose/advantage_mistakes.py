@@ -358,7 +358,7 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "of small spread hardly count",
         )  # fmt: skip
     elif baseline == MEAN and (of_one or name.startswith("the group's std")):
-        whose = _std_of_one_group(lines.scale_G, reward_B, group_B) if of_one else None
+        whose = _std_of_one_group(lines.scale_G, reward_B, group_B, unlike.stored) if of_one else None
         if whose is not None:
             yield Guess(
                 "error" if batch.laid.algorithm.estimator in OF_GROUPS else "warning", f"std of {whose}",
@@ -534,21 +534,22 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
 
 
 #: How near one scale for all groups has to be to one group's std, which only an epsilon parts from it.
-ONE_STD = 3e-4
+ONE_STD, ROUNDED_STD = 3e-4, 5e-3
 
 
-def _std_of_one_group(scale_G: Array, reward_B: Array, group_B: Array) -> str | None:
+def _std_of_one_group(scale_G: Array, reward_B: Array, group_B: Array, stored: float) -> str | None:
     """Which group of the batch the one scale of all groups is the std of; None where their stds are alike, or it is
     none's, or several groups'.
     """
-    if float(np.ptp(scale_G)) > ONE_STD * abs(float(scale_G[0])):
+    close = ONE_STD if stored <= 1e-3 else ROUNDED_STD
+    if float(np.ptp(scale_G)) > close * abs(float(scale_G[0])):
         return None
     inside = groups_of(group_B)
     scale = float(np.median(scale_G))
     for less in (1, 0):
         std_G = np.array([float(reward_B[one].std(ddof=less)) if len(one) > less else 0.0 for one in inside])
-        at = np.flatnonzero(np.abs(std_G - scale) <= ONE_STD * abs(scale))
-        if len(at) == 1 and (np.abs(std_G - scale) > 1e-2 * abs(scale)).sum() >= 2:
+        at = np.flatnonzero(np.abs(std_G - scale) <= close * abs(scale))
+        if len(at) == 1 and (np.abs(std_G - scale) > 4 * close * abs(scale)).sum() >= 2:
             place = int(at[0])
             if place in (0, len(inside) - 1):
                 return "the batch's first" if not place else "the batch's last"

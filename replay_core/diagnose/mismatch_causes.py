@@ -127,8 +127,8 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
             return MismatchCause(
                 "most at the first response token, the prompts end differently",
                 "the end of the prompt is missing on one side, or there are tokens more: a generation prompt that is "
-                "not added (add_generation_prompt), a separator or a space that is cut off; what follows is conditioned "
-                "on the response itself, and is nearer",
+                "not added (add_generation_prompt), a separator or a space that is cut off; what follows sees the "
+                "response itself, and is nearer",
                 [
                     shown("median |d| of the first response token", first, f"< {FIRST_TIMES:g} times the others'"),
                     shown("median |d| of the others", others),

@@ -147,7 +147,7 @@ def never_ends(case: Case) -> Finding | None:
         shown("of them end in the commonest token", f"{many}, in {common}"),
         shown("how often that stands inside of a response", inside[common], "0"),
         cause="the end token is stripped before training (skip_special_tokens, a stop token that is not included, text "
-        "that is encoded again): the policy is never taught to stop, and responses get longer until the limit cuts them",
+        "that is encoded again): the policy is never taught to stop, and responses get longer until they are cut",
         next_step="append the end token, with its log-probability, to what the engine returns",
         steps=steps,
     )

@@ -114,7 +114,8 @@ def of_other_samples(batch: StepBatch) -> Finding | None:
     same = bool((np.abs(np.sort(rewards_B) - np.sort(scores_B)) <= close).all())
     if not other_B.any():
         return None
-    if (factor := _factor_of(rewards_B, scores_B)) is not None:
+    stored = {column.dtype for name in ("token_rewards", "token_scores") if (column := batch.columns.of(name))}
+    if (factor := _factor_of(rewards_B, scores_B, max(ROUNDED.get(one, ONE_FACTOR) for one in stored))) is not None:
         if any(batch.laid.algorithm.number(name) is not None for name in _SCALES):
             raise Skip("the run states a scale of its rewards")
         return warning(
@@ -153,17 +154,17 @@ def of_other_samples(batch: StepBatch) -> Finding | None:
 
 #: How a run may call a factor of its rewards, and how near one factor has to be in all samples.
 _SCALES = ("reward_scale", "reward_scaling", "reward_coef", "reward_weight", "reward_factor", "reward_scaling_factor")
-ONE_FACTOR = 1e-4
+ONE_FACTOR, ROUNDED = 1e-4, {"bfloat16": 1e-2, "float16": 2e-3}
 
 
-def _factor_of(rewards_B: Array, scores_B: Array) -> float | None:
+def _factor_of(rewards_B: Array, scores_B: Array, close: float) -> float | None:
     """What all scores are multiplied by in the rewards; None where that is no one number, is 1, or few scores tell."""
     if np.unique(np.round(scores_B, 6)).size < 4 or not np.abs(rewards_B).max() > 0:
         return None
     factor = float(scores_B @ rewards_B) / float(scores_B @ scores_B)
     left = float(np.abs(rewards_B - factor * scores_B).max())
-    is_one = left <= ONE_FACTOR * float(np.abs(rewards_B).max()) and factor != 0
-    return factor if is_one and abs(factor - 1) > 1e-3 else None
+    is_one = left <= close * float(np.abs(rewards_B).max()) and factor != 0
+    return factor if is_one and abs(factor - 1) > max(1e-3, 2 * close) else None
 
 
 #: Answers that tell; of right ones, how many (and which share) before it is no chance.

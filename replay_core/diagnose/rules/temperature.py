@@ -161,8 +161,8 @@ def _why(gain: float, stated: float | None, drawn: bool | None) -> tuple[str, st
     if stated and abs(stated - 1) > _AS_STATED and abs(gain / stated - 1) < LEFT_OUT:
         return (
             ", the one that the run states: the trainer's log-probabilities leave it out",
-            f"the engine samples, and reports, at the T = {stated:g} that is stated, and the trainer's forward does not "
-            "divide its logits by it: ratio, KL and loss are of another distribution than was sampled",
+            f"the engine samples, and reports, at the T = {stated:g} that is stated, and the trainer's forward does "
+            "not divide its logits by it: ratio, KL and loss are of another distribution than was sampled",
         )
     if is_as_stated:
         # How far apart the two are is told, and not how cold: sampling at 1 beside T looks like T beside T twice.

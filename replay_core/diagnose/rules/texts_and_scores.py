@@ -28,7 +28,8 @@ _TAG = regex(r"<[^<>]{1,20}>")
 
 
 @rule("D119", "ground truths stand in the prompts", link="tokens", scope="case", lasts=True,
-      explains=("D56", "L08", "D01"), source="a template that prints the answer; a data set's column too many")  # fmt: skip
+      explains=("D56", "L08", "D01"),
+      source="a template that prints the answer; a data set's column too many")  # fmt: skip
 def leaks(case: Case) -> Finding | None:
     """The ground truth of nearly every prompt (.95 of 8 different ones and more, from some step to the last) stands in
     it as a word of its own, behind one and the same mark of 3 characters and more, while what is left of the prompts

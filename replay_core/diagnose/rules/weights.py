@@ -41,8 +41,9 @@ def unmoved(case: Case) -> Finding | None:
     where those that change are less than half of all numbers and are no adapters (LoRA and the like). A smaller part,
     of a twentieth and more, is worth knowing. So is none in the first 20 steps of a run that records a critic: the
     policy may wait for it. A warning of any part of a twentieth and more, all of whose weights are float32 and have
-    recorded gradients that are not 0 in every step but the last, while others change. Where no weights are recorded, a warning where the checkpoints that the dump keeps of 3
-    steps and more are one, to the last bit, in runs whose gradients are not 0.
+    recorded gradients that are not 0 in every step but the last, while others change. Where no weights are recorded, a
+    warning where the checkpoints that the dump keeps of 3 steps and more are one, to the last bit, in runs whose
+    gradients are not 0.
     """
     if (stands := _same_checkpoints(case)) is not None:
         return stands
@@ -67,8 +68,8 @@ def unmoved(case: Case) -> Finding | None:
     place = Where(step=steps[-1], stage="param", tensor=still[0], path=str(holder.path))
     if len(pushed) == len(still):
         return warning(
-            f"{share(len(still), len(shared))} weights ({standing / total:.0%} of all numbers) have gradients and never "
-            f"change over {len(steps)} steps, and the others do: the optimizer does not hold them",
+            f"{share(len(still), len(shared))} weights ({standing / total:.0%} of all numbers) have gradients and "
+            f"never change over {len(steps)} steps, and the others do: the optimizer does not hold them",
             place,
             shown("weights that do not change", listed(still, 4), "none", f"steps {steps[0]} and {steps[-1]}"),
             shown("of them, with a gradient that is not 0", share(len(pushed), len(still)), "0"),
