@@ -361,7 +361,7 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         whose = _std_of_one_group(lines.scale_G, reward_B, group_B, unlike.stored) if of_one else None
         if whose is not None:
             yield Guess(
-                "error" if batch.laid.algorithm.estimator in OF_GROUPS else "warning", f"std of {whose}",
+                "error" if batch.laid.algorithm.estimator in OF_GROUPS else "warning", f"{OF_ONE}{whose}",
                 f"all groups are divided by the std of one: advantages are (r - group mean) / the std of {whose} group",
                 "the std is taken once, of one group (an index that does not move, a broadcast), and not of each: "
                 "advantages have the size of another prompt's spread",
@@ -535,6 +535,8 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
 
 #: How near one scale for all groups has to be to one group's std, which only an epsilon parts from it.
 ONE_STD, ROUNDED_STD = 3e-4, 5e-3
+#: How the key of that guess begins.
+OF_ONE = "std of "
 
 
 def _std_of_one_group(scale_G: Array, reward_B: Array, group_B: Array, stored: float) -> str | None:

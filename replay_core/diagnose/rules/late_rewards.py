@@ -12,7 +12,7 @@ from replay_core.diagnose.rule import rule, skip_if
 
 #: How likely chance may make a step's rewards those of the step before, as a logarithm; of the rows, how many have to
 #: hold another answer than then.
-BY_CHANCE, OTHER_ANSWERS = -20.0, 0.5
+BY_CHANCE, OTHER_ANSWERS = -14.0, 0.5
 #: Of the rewards before, the share that are fractions; of those since, the share that are the least one.
 FRACTIONS, AT_LEAST = 0.2, 0.1
 
@@ -23,7 +23,7 @@ FRACTIONS, AT_LEAST = 0.2, 0.1
 def of_the_step_before(case: Case) -> Finding | None:
     """The rewards of a step, row by row, are to the last bit those of the step recorded right before, while half of its
     rows and more hold other tokens: an error where chance, drawing each row's reward from those of its own group in
-    both steps, comes to e^-20 at the most. Rewards of one number per group tell nothing. A queue that runs one step
+    both steps, comes to e^-14 at the most. Rewards of one number per group tell nothing. A queue that runs one step
     late gives its first step's rewards twice.
     """
     before: tuple[int, Array, list[bytes]] | None = None
