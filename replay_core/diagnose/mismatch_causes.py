@@ -134,7 +134,6 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
                     shown("median |d| of the others", others),
                     shown("first tokens compared", int(first_N.sum())),
                 ],
-                is_weak=True,
             )
     often = float((between.by_sample_B > DISAGREE).mean())
     told = [*told, shown("share of samples above 0.03", often)]

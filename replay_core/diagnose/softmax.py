@@ -30,8 +30,11 @@ def stated_temperature(batch: StepBatch) -> float | None:
     }
     each = batch.columns.per_sample("temperature")
     stated |= set() if each is None else set(each.tolist())
-    if not stated and isinstance(batch.laid.flags.get("temperature"), (int, float)):
-        stated = {float(batch.laid.flags["temperature"])}
+    if not stated:
+        stated = {
+            float(value) for name, value in batch.laid.flags.items()
+            if isinstance(value, (int, float)) and (name == "temperature" or name.endswith("rollout.temperature"))
+        }  # fmt: skip
     return stated.pop() if len(stated) == 1 else None
 
 

@@ -363,7 +363,7 @@ def made_by_mistake(case: Case) -> Finding | None:
         raise Skip(whys[0] if whys else "a known variant makes the advantages, or rewards, groups and advantages are "
                    "not recorded together")  # fmt: skip
     found = max(ballot.values(), key=lambda each: (len(each), each[0][1].key == "bound"))
-    # One scale for all groups is a line of free numbers as well: whose it is says more, where stds leave it untold once.
+    # One scale for all groups is a line of free numbers as well: whose it is says more, where a step leaves it untold.
     named = [each for each in ballot.values() if each[0][1].key.startswith(OF_ONE) and 3 * len(each) >= 2 * len(found)]
     found = max(named, key=len) if named and (len(found) == 1 or max(map(len, named)) > 1) else found
     batch, guess, unlike = found[0]
