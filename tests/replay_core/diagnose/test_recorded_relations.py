@@ -458,7 +458,7 @@ def test_old_log_probabilities_that_agree_with_neither_side_lead(noise: float, l
                 }, alignment={name: word for name, word in keep.items() if name != "per_token_logps"})  # fmt: skip
                 record("forward_data", {
                     **answers, "per_token_logps": fields["rollout_log_probs"] + 1e-7, "advantages": advantages,
-                }, micro=0, alignment={name: word for name, word in keep.items() if "sampling" not in name})  # fmt: skip
+                }, micro=0, alignment=dict.fromkeys((*answers, "per_token_logps"), "response"))  # fmt: skip
     found = told(tmp_path, "D09", "D14")
     assert [one.id for one in found] == ["D14"] * loud
     assert all("agrees with the engine, and the old log-probabilities with neither" in one.claim for one in found)
