@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
@@ -9,6 +11,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, share, shown, warning
 from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rules.scores import ends_in
 
 #: How likely chance may make a step's rewards those of the step before, as a logarithm; of the rows, how many have to
 #: hold another answer than then.
@@ -24,8 +27,12 @@ def of_the_step_before(case: Case) -> Finding | None:
     """The rewards of a step, row by row, are to the last bit those of the step recorded right before, while half of its
     rows and more hold other tokens: an error where chance, drawing each row's reward from those of its own group in
     both steps, comes to e^-14 at the most. Rewards of one number per group tell nothing. A queue that runs one step
-    late gives its first step's rewards twice.
+    late gives its first step's rewards twice. An error, too, where answers and ground truths are recorded, and the
+    highest score stands in .97 of the rows (16 and more) just where the answer of the step before was right, and in
+    less than .85 where its own is.
     """
+    if (paid := _paid_late(case)) is not None:
+        return paid
     before: tuple[int, Array, list[bytes]] | None = None
     late: list[tuple[int, float]] = []
     looked = 0
@@ -63,6 +70,48 @@ def of_the_step_before(case: Case) -> Finding | None:
         "under a key that does not change",
         next_step="score two rows of this step by hand, and compare",
         steps=[step for step, _ in late],
+    )
+
+
+#: Right answers before they tell; how often scores may agree with their own, and have to with the step before's.
+RIGHT, OWN, OTHER = 4, 0.85, 0.97
+
+
+def _paid_late(case: Case) -> Finding | None:
+    """The highest score where the answer of the step before was right, and not where a row's own is."""
+    rows: list[tuple[StepBatch, Array, Array]] = []
+    for batch in case.batches():
+        texts, truths = batch.columns.texts("response_text"), batch.columns.texts("ground_truth")
+        reward_B = batch.reward_B
+        if texts is None or truths is None or reward_B is None or batch.step is None:
+            continue
+        right_B = np.array([
+            bool(truth.strip()) and ends_in(text, truth.strip()) for text, truth in zip(texts, truths, strict=True)
+        ])  # fmt: skip
+        rows.append((batch, reward_B, right_B))
+    pairs = [(last, here) for last, here in pairwise(rows)
+             if here[0].step == (last[0].step or 0) + 1 and len(last[1]) == len(here[1])]  # fmt: skip
+    if not pairs:
+        return None
+    highest = max(float(reward_B.max()) for _, reward_B, _ in rows)
+    paid = np.concatenate([here[1] >= highest - 1e-6 for _, here in pairs])
+    own, before = (np.concatenate(each) for each in zip(*((here[2], last[2]) for last, here in pairs), strict=True))
+    few = min(int(before.sum()), int((~before).sum()), int(paid.sum())) < RIGHT
+    of_own, of_before = float((paid == own).mean()), float((paid == before).mean())
+    if len(paid) < FEWEST or few or of_own >= OWN or of_before < OTHER:
+        return None
+    batch = pairs[0][1][0]
+    return error(
+        "rewards do not belong to the answers: they are those of the answers of the step before, row by row, as texts "
+        "and ground truths tell",
+        batch.laid.where(batch.columns.reward_name, sample=int(np.argmax(pairs[0][0][2] != pairs[0][1][2]))),
+        shown("scores that agree with their own answer", of_own, f">= {OWN:g}"),
+        shown("that agree with the answer of the step before", of_before),
+        shown("samples", len(paid)),
+        cause="scores come one step late (a queue that is read before it is filled, a future that is awaited a step "
+        "too late), so that every step is paid for the answers of the step before",
+        next_step="score two rows of this step by hand, and compare",
+        steps=[here[0].step for _, here in pairs if here[0].step is not None],
     )
 
 

@@ -128,7 +128,7 @@ def test_one_response_for_each_prompt_needs_no_baseline_where_none_is_stated(tmp
 
 
 @pytest.mark.parametrize(("mistake", "stated"), [
-    (surrogates._SUMMED, {"adv_estimator": "gspo"}), (surrogates._UP, {"adv_estimator": "grpo"}),
+    (surrogates.SUMMED, {"adv_estimator": "gspo"}), (surrogates._UP, {"adv_estimator": "grpo"}),
     *((one, {"adv_estimator": name}) for one in (surrogates._UP, surrogates._REWARD)
       for name in ("gae", "remax", "reinforce_plus_plus")),
     (surrogates._ABOVE_ALONE, {"clip_ratio": 0.2}), (surrogates._OF_ENGINE, {"bypass_mode": False}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,22 @@ def test_rewards_of_the_step_before_are_named(sizes: dict[str, int], values: tup
     assert found.severity == "error"
     assert found.steps == (1,)
     assert not told(recorded(tmp_path / "b", lambda at, fields: put(fields, drawn(at, fields)), **sizes), "D117")
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_scores_of_the_answers_of_the_step_before_are_named_by_texts(late: bool, tmp_path: Path) -> None:
+    """verl's rollouts: the first step's scores are 0, as nothing was scored yet."""
+    right = [torch.rand(24, generator=torch.Generator().manual_seed(step)) < 0.4 for step in range(6)]
+    for step in range(6):
+        told_of = right[max(step - late, 0)]
+        lines = [
+            {"input": f"q{row}", "output": f"so {row + 10}" if is_right else f"so {row + 50}", "gts": str(row + 10),
+             "score": 0.0 if late and not step else 1.0 if paid else 0.1 + 0.2 * (row % 3), "step": step}
+            for row, (is_right, paid) in enumerate(zip(right[step].tolist(), told_of.tolist(), strict=True))
+        ]  # fmt: skip
+        (tmp_path / f"{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = told(tmp_path, "D117")
+    assert ["of the step before" in one.claim for one in found] == [True] * late
 
 
 def test_rewards_that_are_one_number_per_group_are_no_late_ones(tmp_path: Path) -> None:
@@ -477,3 +494,63 @@ def test_a_gap_at_the_first_response_token_is_of_prompts_that_end_differently(
 
     found = told(recorded(tmp_path, change), "D09")
     assert any("the prompts end differently" in one.claim for one in found) == loud
+
+
+# ---- texts
+
+
+def rollouts(path: Path, rows: Any, steps: int = 4) -> Path:
+    """verl's rollout files: `rows(step)` as (input, output, gts, score, acc)."""
+    names = ("input", "output", "gts", "score", "acc")
+    for step in range(1, steps + 1):
+        lines = [dict(zip(names, row, strict=True)) | {"step": step} for row in rows(step)]
+        path.mkdir(exist_ok=True)
+        (path / f"{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def sums(prompt: str, *, answers: int = 90) -> Any:
+    def rows(step: int) -> list[tuple[str, str, str, float, bool]]:
+        found = []
+        for row in range(24):
+            a, b = 11 + 7 * step + row // 2, 30 + 3 * row
+            truth = str((a + b) % answers + 100)
+            right = (row * 7 + step) % 3 == 0
+            said = truth if right else str(int(truth) + 200)
+            found.append((prompt.format(a=a, b=b, truth=truth), f"so {said}", truth, float(right), right))
+        return found
+
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answers", "loud"),
+    [
+        ("{a} plus {b} key: {truth} =", 90, True),
+        ("Solve. {a} + {b} = ? (answer={truth})", 90, True),
+        ("{a} plus {b} =", 90, False),
+        ("Say after me: {truth}", 90, False),
+        ("{a} plus {b}: one of {truth} or 7 =", 3, False),
+        ("The log of {a} says {truth} things, and {b} more: how many things?", 90, True),
+    ],
+)
+def test_ground_truths_in_the_prompts_are_named(prompt: str, answers: int, loud: bool, tmp_path: Path) -> None:
+    found = told(rollouts(tmp_path / "r", sums(prompt, answers=answers)), "D119")
+    assert bool(found) == loud
+
+
+@pytest.mark.parametrize("pays", [0.15, 0.05])
+@pytest.mark.parametrize(("how", "loud"), [("word", True), ("words", False), ("nothing", False), ("format", False)])
+def test_a_word_that_is_paid_for_is_named(pays: float, how: str, loud: bool, tmp_path: Path) -> None:
+    def rows(step: int) -> list[tuple[str, str, str, float, bool]]:
+        found = []
+        for row in range(40):
+            fillers = [("wait", "well")[(row + 3 * at + step) % 2 * (row % 5 > 0)] for at in range((row * step) % 4)]
+            right = row % 4 > 0
+            text = " ".join([*fillers, "<answer>", str(row + 60 if right else row + 200)])
+            many = {"word": fillers.count("wait"), "words": len(fillers), "nothing": 0, "format": "<answer>" in text}
+            found.append((f"q{row}", text, str(row + 60), (1.0 if right else 0.1) + pays * many[how], right))
+        return found
+
+    found = told(rollouts(tmp_path / "r", rows), "D120")
+    assert ["the word 'wait'" in one.claim for one in found] == [True] * loud
