@@ -186,12 +186,6 @@ class Algorithm:
         return "gspo" in " ".join([*self._names, loss]) or level.startswith(("seq", "geo"))
 
     @property
-    def is_by_token(self) -> bool:
-        """Whether the run states that each token has its own ratio (TRL's level; verl's plain loss), and no GSPO."""
-        level = self.word("importance_sampling_level", "ratio_level", "ratio_type")
-        return not self.is_by_sequence and (level == "token" or self.word("loss_mode") == "vanilla")
-
-    @property
     def averages_sequences(self) -> bool:
         """Whether its loss is a mean over sequences, whatever aggregation is configured: GSPO, GMPO (verl)."""
         names = " ".join([*self._names, self.word("loss_mode", "policy_loss")])
@@ -296,6 +290,12 @@ class Algorithm:
         epochs = self.number("ppo_epochs", "num_iterations", "num_ppo_epochs")
         whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
         return epochs == 1 and whole is not None and whole == part and not self.is_off_policy
+
+
+def is_by_token(algorithm: Algorithm) -> bool:
+    """Whether the run states that each token has its own ratio (TRL's level; verl's plain loss), and no GSPO."""
+    level = algorithm.word("importance_sampling_level", "ratio_level", "ratio_type")
+    return not algorithm.is_by_sequence and (level == "token" or algorithm.word("loss_mode") == "vanilla")
 
 
 def is_synchronous(algorithm: Algorithm) -> bool:

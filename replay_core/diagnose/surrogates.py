@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from replay_core.diagnose.algorithm import Algorithm
+from replay_core.diagnose.algorithm import Algorithm, is_by_token
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip
@@ -132,7 +132,7 @@ class Surrogate(Struct, frozen=True):
         """
         meant = {
             # RLOO's ratio is a whole response's (TRL); GSPO's is normalised by its length.
-            SUMMED: not algorithm.is_by_sequence and not algorithm.is_by_token,
+            SUMMED: not algorithm.is_by_sequence and not is_by_token(algorithm),
             # Positive answers alone (RAFT, rejection sampling), and rewards that stand for advantages (REINFORCE).
             **dict.fromkeys((_UP, _REWARD), algorithm.estimator in ("", "reinforce")),
             # One side alone is clipped by some; the engine's own numbers are a bypass of the trainer's forward.

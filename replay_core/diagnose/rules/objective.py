@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.algorithm import is_clipped
+from replay_core.diagnose.algorithm import is_by_token, is_clipped
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -83,7 +83,7 @@ def policy_loss_made(case: Case) -> Finding | None:
     assert first is not None
     severity = causes[mistake].severity(first.laid.algorithm)
     words = mistake
-    if mistake == SUMMED and first.laid.algorithm.is_by_token:
+    if mistake == SUMMED and is_by_token(first.laid.algorithm):
         words = (
             "each token has the ratio of its whole response, e to the sum of its log ratios, and the run states one of "
             "its own for each token"
@@ -213,7 +213,7 @@ def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
         )
     else:
         algorithm = batch.laid.algorithm
-        meant = not algorithm.is_by_sequence and not algorithm.is_by_token
+        meant = not algorithm.is_by_sequence and not is_by_token(algorithm)
         return finding(
             "info" if meant else "error",
             f"the policy loss is made {'otherwise' if meant else 'wrongly'}: a sequence's ratio is e to the sum of its "
