@@ -164,7 +164,7 @@ def same_prompts(case: Case) -> Finding | None:
     set that 3 steps and more to the last have, after others. Sets that come again once in the same order, in 3 steps
     and more, before new ones or none, are worth knowing, and a warning where the run states that it shuffles: a small
     data set that it does not shuffle looks so, too. A warning where a cycle of several steps comes again twice and
-    more, in the same order, to the last of 5 steps and more. Steps that train on the rollouts of an earlier one are
+    more, in the same order, to the last of 5 steps and more, and the run states that it shuffles. Steps that train on the rollouts of an earlier one are
     left out.
     """
     steps: list[int] = []
@@ -194,7 +194,9 @@ def same_prompts(case: Case) -> Finding | None:
     # A loader that stands still hands them over in one order; rows that a trainer reordered part the groups.
     by_group = every and all(len(each) == count for each in turns)
     shuffled = by_group and len({tuple(each) for each in turns}) > len(turns) / 2
-    if by > 1 and at == by and again == len(sets) - at >= CYCLES * by and len(steps) >= LONG and _in_order(turns, by):
+    # Parts of a small data set that nobody shuffles take turns as well.
+    cycles = by > 1 and at == by and again == len(sets) - at >= CYCLES * by and len(steps) >= LONG
+    if shuffles and cycles and _in_order(turns, by):
         return warning(
             f"the prompts begin again every {by} steps: the same {len(frozenset[bytes]().union(*sets))} of them, in "
             f"the same order, in all {len(steps)} steps",
@@ -202,8 +204,8 @@ def same_prompts(case: Case) -> Finding | None:
             shown("steps with prompts of an earlier one", share(again, len(steps)), "none"),
             shown("steps before they come again", by), shown("prompts of a step", count),
             cause="the data loader goes back to its beginning (an iterator or a sampler that is made or seeded anew, a "
-            f"state that is restored again and again) after {by} steps; or the data set has no more prompts, and is "
-            "not shuffled: the policy learns a few prompts by heart",
+            f"state that is restored again and again) after {by} steps, and the run states that it shuffles: the policy "
+            "learns a few prompts by heart",
             steps=steps[at:],
         )  # fmt: skip
     # One prompt alone may be drawn twice.

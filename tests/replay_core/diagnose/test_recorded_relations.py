@@ -444,16 +444,18 @@ def test_weights_with_gradients_that_never_change_are_named(
 # ---- prompts, and which of three forwards is off
 
 
-@pytest.mark.parametrize(("by", "loud"), [(2, True), (3, True), (7, False)])
-def test_a_loader_that_goes_back_every_few_steps_is_named(by: int, loud: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("by", "shuffles", "loud"), [(2, True, True), (3, True, True), (3, False, False), (7, True, False)]
+)
+def test_a_loader_that_goes_back_every_few_steps_is_named(by: int, shuffles: bool, loud: bool, tmp_path: Path) -> None:
     def change(step: int, fields: Fields) -> None:
         again = batch(step % by)
         fields["prompts"] = again["prompts"]
         fields["attention_mask"][:, :5] = again["attention_mask"][:, :5]
         fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]], 1)
 
-    found = told(recorded(tmp_path, change, steps=9), "D43")
-    assert [f"begin again every {by} steps" in one.claim for one in found] == [True] * loud
+    found = told(recorded(tmp_path, change, steps=9, flags={**GRPO, "data.shuffle": shuffles}), "D43")
+    assert bool([one for one in found if f"begin again every {by} steps" in one.claim]) == loud
 
 
 @pytest.mark.parametrize(("noise", "loud"), [(0.25, True), (0.0, False)])
