@@ -114,7 +114,7 @@ def _of_one_layout(
             row.ranks.fault = _not_summed(row)
             break
     rows = [row for row in again.tally.of_ranks if row.name in compared.tally.diverging]
-    return parallel(rows, again.together)
+    return parallel(rows, again.together, again.tally.of_ranks)
 
 
 def _not_summed(row: TensorVerdict) -> Fault | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from replay_core import naming
-from replay_core.compare import clipping
+from replay_core.compare import clipping, stages_back
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.pairing.ranks import Together, Which
 
@@ -51,21 +51,28 @@ class Parallel(Struct):
         return tuple(sorted(rank for rank, row in self.first.items() if row is earliest))
 
 
-def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Parallel | None:
+def parallel(
+    rows: Sequence[TensorVerdict], seen: Iterable[Together], every: Sequence[TensorVerdict] | None = None
+) -> Parallel | None:
     """None where no step of one run is spread over ranks that faced one process.
 
-    rows: in order of computation. Faults are those of the first step that shows any: later ones use its weights.
+    rows: in order of computation. Faults are those of the first step that shows any: later ones use its weights. every:
+    rows that are known to agree besides, where these are not all.
     """
     together = list(seen)
     if not together:
         return None
     found = Parallel(together[0].which, max((one.ranks for one in together), key=len))
-    for row in rows:
+    tied = stages_back.tied_copies(rows)
+    for row in sorted(rows, key=lambda row: (row.key.step or 0, id(row) in tied)) if tied else rows:
         if row.ranks is not None and row.verdict.diverges:
             for rank in row.ranks.parted:
                 found.first.setdefault(rank, row)
     try:
         found.faults = _faults(rows, together, found)
+        if not found.faults and (back := stages_back.went_back_otherwise(rows if every is None else every)) is not None:
+            fault, first, count = back
+            found.faults = [Found(fault, first.name, first.key.step, count)]
     except UNEXPECTED as error:
         found.notes.append(f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}")
     return found
@@ -110,7 +117,24 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
     ]  # fmt: skip
     if not kept and (of_one := _of_one_weight(rows) or _far_off(rows)) is not None:
         kept = [of_one]
-    return sorted(kept, key=lambda one: (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)))
+    return sorted(
+        kept,
+        key=lambda one: -_is_no_step(one, rows) or (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)),
+    )
+
+
+def _is_no_step(one: Found, rows: Sequence[TensorVerdict]) -> bool:
+    """Whether this is a rank's share of a weight that is off by far more than any other weight of its step: another
+    before the step, whatever gradients of that step say.
+    """
+    if one.fault.kind != "share apart":
+        return False
+    off = {
+        row.name: row.figures.total.rms_d for row in rows
+        if row.key.step == one.step and row.name.startswith("param.") and row.figures is not None
+    }  # fmt: skip
+    own = off.pop(str(one.name), 0.0)
+    return len(off) + 1 >= _FEWEST_WEIGHTS and own >= _FAR * max(off.values())
 
 
 def _makes_the_first(one: Found, found: Parallel) -> bool:

@@ -29,6 +29,8 @@ _LEFT = 0.1
 _SHARED = 0.9
 #: What rounding leaves of a sum of parts that are stored in two bytes, each made of values that are.
 _NEAR_IN_TWO_BYTES = 0.05
+#: A slice that is another rank's is off that by so small a part of it at most: one or two of its own steps.
+_STEPPED = 0.3
 #: Ranks alike to this part of their norm are one value; a rank agrees where it is off by so little, or by so small a
 #: part of what the worst one is off.
 _ALIKE, _AGREES = 1e-4, 0.03
@@ -161,6 +163,50 @@ def off_by_rank(whole: TensorRef, held: HeldByRanks) -> dict[int, tuple[float, f
             rms = float(np.linalg.norm(own - block)) / own.size**0.5
             found[rank] = rms, float((own * block).sum() / np.square(block).sum())
     return found
+
+
+def of_a_share(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Whether of a weight that every rank recorded whole, gathered of shares (DTensor: FSDP, tensor parallelism), the
+    shares of some ranks are other values and those of all others the other run's.
+    """
+    count = len(held.ranks)
+    if held.is_cut or count < 2 or whole.numel > 1 << 24 or not all(ref.is_readable for ref in (whole, *held.parts)):
+        return None
+    if any(ref.shape != whole.shape for ref in held.parts) or not are_alike(held.parts):
+        return None
+    there, here = (pages.array(ref).astype(np.float64) for ref in (whole, held.parts[0]))
+    for axis in range(min(2, there.ndim)):
+        each = -(-there.shape[axis] // count)
+        shares = [
+            (np.take(here, rows, axis), np.take(there, rows, axis))
+            for at in range(count) if (rows := np.arange(at * each, min((at + 1) * each, there.shape[axis]))).size
+        ]  # fmt: skip
+        if len(shares) < count or min(one.size for one, _ in shares) < _FEWEST:
+            continue
+        off = [float(np.linalg.norm(own - block)) / (float(np.linalg.norm(block)) or 1.0) for own, block in shares]
+        odd = [at for at, one in enumerate(off) if one > _AGREES * max(off)]
+        if not 0 < len(odd) < count or max(off) <= NEAR:
+            continue
+        # A few rows of a share that are off are no share that is another.
+        lines = [np.linalg.norm(np.moveaxis(own - block, axis, 0).reshape(own.shape[axis], -1), axis=1)
+                 for own, block in (shares[at] for at in odd)]  # fmt: skip
+        if any(rows.min() <= _AGREES * rows.max() for rows in lines):
+            continue
+        ranks = tuple(held.ranks[at] for at in odd)
+        factors = [float((own * block).sum() / np.square(block).sum()) for own, block in (shares[at] for at in odd)]
+        are_scaled = all(
+            np.linalg.norm(own - factor * block) <= NEAR * np.linalg.norm(own - block)
+            for factor, (own, block) in zip(factors, (shares[at] for at in odd), strict=True)
+        ) and max(factors) - min(factors) <= NEAR * abs(factors[0])  # fmt: skip
+        more = f"{factors[0]:.4g} x the other run's" if are_scaled else "other values (a stale or wrong shard)"
+        lie = "rows" if axis == 0 else "columns"
+        return Fault(
+            "share apart", ranks,
+            f"{what}, gathered of the ranks' shares: the share of {whose(ranks)} ({lie} {odd[0] * each} to "
+            f"{min((odd[-1] + 1) * each, there.shape[axis]) - 1}) is {more}, those of all others are the other run's",
+            factors[0] if are_scaled else None,
+        )  # fmt: skip
+    return None
 
 
 def _is_bfloat16(values: NDArray[Any]) -> bool:
@@ -672,7 +718,9 @@ def _elsewhere(what: str, held: HeldByRanks, blocks: list[TensorRef], odd: list[
         off = own.norm({0: -1, 1: 1})
         if off <= NEAR * own.norm({0: 1}):
             return None  # its own, a little off: slices may be alike (positions of other samples)
-        for other, block in enumerate(blocks):
+        # Of ranks with one slice, one that has not its own is said to have lost it to this one.
+        for other in sorted(range(len(blocks)), key=lambda one: one not in odd):
+            block = blocks[other]
             if (
                 other == number
                 or block.shape != held.parts[number].shape
@@ -680,15 +728,16 @@ def _elsewhere(what: str, held: HeldByRanks, blocks: list[TensorRef], odd: list[
             ):
                 continue
             pair = products_of([block, held.parts[number]])
-            # Weights may have been recorded after a step of their own.
-            if pair.norm({0: -1, 1: 1}) <= max(NEAR * pair.norm({0: 1}), _LEFT * off):
+            # Weights may have been recorded after a step of their own; far off its own alone says nothing.
+            there = pair.norm({0: 1})
+            if pair.norm({0: -1, 1: 1}) <= max(NEAR * there, min(_LEFT * off, _STEPPED * there)):
                 stands[number] = other
                 break
     if len(stands) < len(odd):
         return None
     said = ", ".join(f"rank {ranks[number]} holds rank {ranks[other]}'s" for number, other in stands.items())
     those = tuple(ranks[number] for number in odd)
-    if sorted(stands.values()) == sorted(odd):
+    if sorted(held.stretches[other] for other in stands.values()) == sorted(held.stretches[number] for number in odd):
         return Fault("order", those, f"{what}: the slices stand in another order: {said}")
     twice = sorted({ranks[number] for number in odd} | {ranks[other] for other in stands.values()})
     lost = named(those)

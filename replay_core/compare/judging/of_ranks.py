@@ -334,6 +334,8 @@ class OfRanks:
             fault = own or fault
         if kind == "logprob" and (lost := contributions.at_the_ends(row.name, whole, held)) is not None:
             fault = lost
+        if naming.makes_logits(row.name) and not row.name.startswith("grad."):
+            fault = vocabulary.counted_padding(row.name, whole, held) or fault
         if kind == "ids" and row.name != "input_ids":
             fault = contributions.labels_at_the_ends(row.name, whole, held) or fault
         if kind == "loss" and fault is None and not held.is_cut and not whole.shape:
@@ -375,6 +377,7 @@ class OfRanks:
                 fault = algebra.cut_across(row.name.removeprefix("grad.").removesuffix(".bias"), held, whole, beside)
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, whole, micro_pair, together, held) or fault
+            fault = fault or algebra.of_a_share(row.name.removeprefix("param."), whole, held)
             was_off = row.name.removeprefix("param.") in self._off_gradients[row.key.step]
             if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST and not was_off:
                 off_OI = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)

@@ -13,15 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
-from replay_core.compare.judging.faults import Fault
+from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import NEAR, Array
-from replay_core.compare.pairing.ranks import HeldByRanks, named
+from replay_core.compare.pairing.ranks import HeldByRanks, named, standing_for
+from replay_core.records import TensorRef
 
 #: Of fewer tokens, those that are off are one rank's words by chance: one of a hundred times at eight.
 _FEWEST_TOKENS = 16
 #: What a row that was looked up may be off its weight's, which may have been recorded after its step.
 _STEPPED = 0.1
 _MOST = 1 << 27
+#: Logits of words that count for nothing are this far below all others, of every token.
+_MASKED = -1e3
 
 
 def explain(
@@ -36,6 +39,38 @@ def explain(
         or unmasked(what, said[0], said[1:], logits, held, targets)
         or of_one_slice(what, said[0], said[1:], held, targets)
     )
+
+
+def counted_padding(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Whether the other run masks words (the rows that pad a vocabulary: one number far below all logits, of every
+    token), and these ranks let them count, while all other logits agree.
+    """
+    if whole.numel > _MOST or len(whole.shape) < 2 or not all(ref.is_readable for ref in (whole, *held.parts)):
+        return None
+    laid = standing_for(held)
+    if laid.shape != whole.shape:
+        return None
+    there_NV, here_NV = (pages.array(ref).astype(np.float64).reshape(-1, whole.shape[-1]) for ref in (whole, laid))
+    is_masked_V = (there_NV <= _MASKED).all(0) & ((there_NV == there_NV[0]) | np.isneginf(there_NV)).all(0)
+    is_counted_V = is_masked_V & (here_NV > _MASKED).all(0)
+    rest_V = ~is_masked_V
+    if len(there_NV) < _FEWEST_TOKENS or not is_counted_V.any() or not rest_V.any():
+        return None
+    rest, off = there_NV[:, rest_V], here_NV[:, rest_V] - there_NV[:, rest_V]
+    if rest.min() <= _MASKED or not np.linalg.norm(off) <= NEAR * np.linalg.norm(rest):
+        return None
+    words = np.flatnonzero(is_counted_V)
+    ranks = held.ranks
+    if held.axis == len(whole.shape) - 1:
+        ranks = tuple(
+            rank for rank, stretches in zip(held.ranks, held.stretches, strict=True)
+            if any(is_counted_V[at : at + long].any() for at, long in stretches)
+        )  # fmt: skip
+    return Fault(
+        "padded words", ranks,
+        f"{what}: the other run masks {words.size} words ({words[0]} to {words[-1]}, as those that pad a vocabulary), "
+        f"and {whose(ranks)} let{'s' * (len(ranks) == 1)} them count in the softmax; all other logits agree",
+    )  # fmt: skip
 
 
 def targets_of(

@@ -27,11 +27,15 @@ from replay_core.compare.pairing.slices import among
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.records import FileBytes, Inline, Parts, Problem, Record, RecordKey, TensorRef, Unreadable
+from replay_core.regexes import regex
 
 #: Which run: a is the baseline.
 Which = Literal["a", "b"]
 #: Kinds of which ranks may hold parts: a module's output before its sum, a loss over some of the tokens.
 MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
+#: Weights of one name and their gradients that are asked which ranks share a slice.
+_MOST_LIKE = 16
+_NUMBER = regex(r"(?<=\.)\d{1,9}(?=\.)")
 #: Elements of what is laid in another turn.
 _MOST = 1 << 26
 #: Of two turns that is taken which leaves so small a part of the squared difference of the other.
@@ -134,6 +138,8 @@ class RankGroup:
         self._astray: Astray | None = None
         #: By id, what ranks hold of a tensor that is not whole, for some rank's part cannot be read.
         self._unread: set[int] = set()
+        #: Of weights, by name without numbers: how many copies are equal in each way in which ranks may share slices.
+        self._copies: dict[str, Counter[tuple[tuple[Stretch, ...], ...]]] = {}
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it. Where both are,
         #: of samples; and of tokens beside it.
         self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
@@ -685,7 +691,35 @@ class RankGroup:
             return (*laid, alike)[0]
         # Copies are equal, so that of two ways to number them the ranks' own values tell which it is; where none are,
         # what is nearer to the other run's.
-        return max(laid, key=lambda held: (_equal_copies(held), -_apart(held, whole)))
+        told = self._copies_of_like(whole.name, refs, [one.stretches for one in laid])
+        return max(laid, key=lambda held: (told[held.stretches] or _equal_copies(held), -_apart(held, whole)))
+
+    def _copies_of_like(
+        self, name: str, refs: dict[int, TensorRef], tried: list[tuple[tuple[Stretch, ...], ...]]
+    ) -> dict[tuple[tuple[Stretch, ...], ...], int]:
+        """Of each way in which ranks may share slices of a weight, how many copies are equal in it, over the weights of
+        that name of some layers and their gradients: they are all shared alike, whatever is wrong with one. Nothing of
+        what is no weight.
+        """
+        own = name.removeprefix("grad.").removeprefix("param.")
+        if own == name:
+            return Counter()
+        pattern = _NUMBER.sub("#", own)
+        known = self._copies.get(pattern)
+        if known is None or known.keys() != set(tried):
+            known = self._copies[pattern] = Counter(dict.fromkeys(tried, 0))
+            first = self._ranks[min(refs)]
+            like = [
+                place for place in first.tensors
+                if place[0].startswith(("grad.", "param.")) and _NUMBER.sub("#", place[0].partition(".")[2]) == pattern
+            ]  # fmt: skip
+            shape = next(iter(refs.values())).shape
+            for place in like[:_MOST_LIKE]:
+                parts = [self._ranks[rank].tensors[place][1] for rank in refs if place in self._ranks[rank].tensors]
+                if len(parts) == len(refs) and all(ref.shape == shape for ref in parts):
+                    for stretches in tried:
+                        known[stretches] += _equal_copies(HeldByRanks(tuple(refs), tuple(parts), 0, stretches))
+        return known
 
     def _laid(self, refs: dict[int, TensorRef], whole: TensorRef | None, stage: str) -> HeldByRanks:
         """What each rank has of a tensor, by its shape; and what is of all tokens though a rank computes some (keys

@@ -393,14 +393,45 @@ def _of_slices(
     parallelism as wide in both). Along which axis does not matter to values that face each other one by one.
     """
     shape = next(side.tensors[place][1].shape for side in ranks.values() if place in side.tensors)
-    firsts = _of_a_group(place, (ranks, others), alike)
-    if firsts is None or not shape:
+    if not shape:
         return shape
+    firsts = _of_a_group(place, (ranks, others), alike)
+    if firsts is None:
+        return _of_shared_slices(place, ranks, others, alike)
     own, theirs = firsts
     apart = [float(np.abs(one - sides[0]).max(initial=0.0)) for sides in firsts for one in sides[1:]]
     off = [float(np.abs(one - other).max(initial=0.0)) for one, other in zip(own, theirs, strict=True)]
     is_sliced = min(apart) > 0 and 10 * sorted(off)[0] < min(apart)
     return (len(own) * shape[0], *shape[1:]) if is_sliced else shape
+
+
+def _of_shared_slices(
+    place: tuple[str, str], ranks: dict[int, Side], others: dict[int, Side], alike: Alike
+) -> tuple[int, ...]:
+    """The same where the ranks with the same tokens are more in one run than in the other: slices that several ranks
+    have (heads of keys and values, of which there are fewer than ranks) are as large in both. What either run has of
+    the weight is then one of a few values; a gradient is cut as its weight is.
+    """
+    name, stage = place
+    shape = next(side.tensors[place][1].shape for side in ranks.values() if place in side.tensors)
+    weight = f"param.{name.removeprefix('grad.')}", "param"
+    for told in dict.fromkeys((weight if stage == "gradient" else place, place)):
+        firsts = _of_a_group(told, (ranks, others), alike, as_many=False)
+        if firsts is None or firsts[0][0].shape != shape:
+            continue
+        slices: list[NDArray[np.float64]] = []
+        for one in firsts[0]:
+            size = float(np.linalg.norm(one))
+            if not size or any(0 < float(np.linalg.norm(one - known)) < OF_ITS_OWN * size for known in slices):
+                return shape  # copies that are off a little
+            slices += [] if any(np.array_equal(one, known) for known in slices) else [one]
+        count = len(slices)
+        if count < 2 or any(len(of) % count for of in firsts):
+            return shape
+        nearest = [min(float(np.linalg.norm(one - known)) for known in slices) for one in firsts[1]]
+        is_sliced = all(10 * off <= float(np.linalg.norm(one)) for off, one in zip(nearest, firsts[1], strict=True))
+        return (count * shape[0], *shape[1:]) if is_sliced else shape
+    return shape
 
 
 def _of_slices_of_tokens(
@@ -421,16 +452,16 @@ def _of_slices_of_tokens(
 
 
 def _of_a_group(
-    place: tuple[str, str], sides: tuple[dict[int, Side], dict[int, Side]], alike: Alike
+    place: tuple[str, str], sides: tuple[dict[int, Side], dict[int, Side]], alike: Alike, *, as_many: bool = True
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] | None:
-    """What the first ranks with the same tokens hold of a tensor, in either run; None unless they are as many, more
-    than one, and all have it.
+    """What the first ranks with the same tokens hold of a tensor, in either run; None unless they are more than one,
+    all have it, and (as_many) they are as many in both.
     """
     found = []
     for ranks, groups in zip(sides, alike, strict=True):
         members = groups[0]
         refs = [ranks[rank].tensors[place][1] for rank in members if place in ranks[rank].tensors]
-        if len(refs) < len(members) or len(refs) < 2 or len(refs) != len(alike[0][0]):
+        if len(refs) < len(members) or len(refs) < 2 or (as_many and len(refs) != len(alike[0][0])):
             return None
         if not all(ref.is_readable and ref.shape == refs[0].shape for ref in refs) or refs[0].numel > _MOST:
             return None
