@@ -54,6 +54,7 @@ from replay_core.compare.judging.rules import BY_ID
 from replay_core.compare.judging.tensors import TensorVerdict, say
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Judgement, Verdict
+from replay_core.compare.moved_weights import is_view, moved_by_its_weight
 from replay_core.compare.noise_sizes import NoiseSizes
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.unseen_steps import drift, moved_before
@@ -116,6 +117,8 @@ class Updates:
         #: By role: the first step that was recorded.
         self._began: dict[str | None, int] = {}
         self._sizes = NoiseSizes()
+        #: Of the last micro-batch in which some were: outputs that are off by what their weights are.
+        self._moved: list[_Known] = []
         #: The baseline's records of weights, once a rate is asked for.
         self._kept: dict[RecordKey, list[tuple[int, Record]]] = {}
         #: By rank, role and name: the gradients and weights of the step that comes, before they are judged.
@@ -165,7 +168,13 @@ class Updates:
         """What a module put out whose bias went where noise took it in the steps before: that of the last weights
         recorded; or of those of its own step, which are recorded before their update or are the first.
         """
-        if row.verdict is not Verdict.DIFF or not row.name.endswith(".output"):
+        if row.verdict is not Verdict.DIFF or not naming.is_module_tensor(row.name):
+            return
+        self._moved = [one for one in self._moved if one.row.place == row.place]
+        if self._moved and naming.is_input(row.name):
+            own = _Known.of(row, pair, micro_pair)
+            self._clear(own, _read_by(lambda: self._seen_of(own, micro_pair)))
+        if not row.name.endswith(".output"):
             return
         bias = self._weights.get((row.key.rank, row.key.role, f"{naming.module_of(row.name)}.bias"))
         if bias is not None and bias.is_explained and _follow(bias.step, row.key.step):
@@ -174,6 +183,50 @@ class Updates:
                 known.facing.copies(), of_bias.copies(), context, micro_pair)))  # fmt: skip
         if row.verdict is Verdict.DIFF and (bias is None or not bias.row.verdict.diverges):
             self._settle_after_unseen(row, pair, micro_pair)
+        if row.verdict is Verdict.DIFF:
+            own = _Known.of(row, pair, micro_pair)
+            self._clear(own, _read_by(lambda: self._moved_by_weight(own, pair.one[0].key.stage, micro_pair)))
+            self._moved += [own] if own.is_explained else []
+
+    def _seen_of(self, own: _Known, micro_pair: MicroBatchPair) -> str | None:
+        """What goes into a module is a view of what another put out, whose weights explain it."""
+        for output in self._moved:
+            facing = own.facing.copies().get(None), output.facing.copies().get(None)
+            if facing[0] is not None and facing[1] is not None and is_view(facing[0], facing[1], micro_pair):
+                return f"as {output.row.name}, of which it is a view: {output.row.reason}"
+        return None
+
+    def _moved_by_weight(self, own: _Known, stage: str, micro_pair: MicroBatchPair) -> str | None:
+        """What a module put out of inputs that agree, whose weights the steps before left apart at some elements: the
+        weights of its own step, recorded before their update, or those that the step before ended with.
+        """
+        row, module = own.row, naming.module_of(own.row.name)
+        place = row.key.rank, row.key.role, f"{module}.weight"
+        inputs = FacingTensors.named(f"{module}.inputs.0", stage, micro_pair)
+        gradients = self._gradients.get(place, [])
+        if inputs is None or not gradients or not _follow(gradients[-1].step, row.key.step):
+            return None
+        if any(one.parts for one in gradients):
+            return None
+        last, coming = self._weights.get(place), self._coming.get((*place[:2], f"param.{module}.weight"))
+        candidates: list[tuple[_Known, bool]] = []
+        if coming is not None and coming[0].a is not None and coming[0].b is not None:
+            unjudged = TensorVerdict(coming[0].name, Verdict.DIFF, "", a=coming[0].a, b=coming[0].b)
+            candidates.append((_Known.of(unjudged, *coming), False))
+        if last is not None and _follow(last.step, row.key.step) and not last.row.verdict.diverges:
+            candidates.append((last, True))
+        outs, ins = own.facing.copies(), inputs.copies()
+        for weight, is_judged in candidates:
+            of_weight = weight.facing.copies()
+            if any(len(one) != 1 or None not in one for one in (outs, ins, of_weight)):
+                continue
+            told = moved_by_its_weight(outs[None], ins[None], of_weight[None], row.context, micro_pair)
+            if told is None:
+                continue
+            before = None if is_judged or last is None or last.row.verdict.diverges else last
+            if is_judged or self._explained(weight, gradients, before) is not None:
+                return told
+        return None
 
     def _settle_after_unseen(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
         """What a module put out whose bias went where noise took it in steps that nobody recorded."""

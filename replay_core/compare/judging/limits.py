@@ -153,6 +153,9 @@ NARROW_ROW = 8
 #: what the typical row is, and those that carry weight. Harmless on a GPU, each row alone against another kernel, rows
 #: of queries and keys: 4.7 times.
 SLIGHT_ROW, SLIGHT_ROW_OFF = 0.1, 6.0
+#: ... and one of less than the typical norm where it is off this many times what those are that carry weight: a row of
+#: a third of it was off by two thirds of itself and 1.4 times that, of an embedding in bfloat16 by another kernel.
+LIGHT_ROW_OFF = 2.0
 
 #: A sum of squares this small has lost digits to underflow: doubles of less than 1e-145.
 UNSUMMABLE = 1e-290

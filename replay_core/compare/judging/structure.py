@@ -38,8 +38,8 @@ def worst_row(pair: PairFigures, *, is_gradient: bool = False) -> float:
 
     A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio,
     and a row of a few numbers may cross zero: it is held against the typical row instead of itself. A row of a gradient
-    is a sum over all tokens, and rounds as its terms do, not as what they leave: below a tenth of the typical norm it
-    is asked only where it is further off than the typical row, and than those are that carry weight.
+    is a sum over all tokens, and rounds as its terms do, not as what they leave: below the typical norm it is asked
+    only where it is further off than rows are that carry weight, and below a tenth of it, by far.
     """
     if not pair.rows.d2.any():
         return 0.0
@@ -55,7 +55,8 @@ def worst_row(pair: PairFigures, *, is_gradient: bool = False) -> float:
         usual = max(median(pair.rows.d2), float(pair.rows.d2[heavy].mean()))
         # A row that is gone, or there twice, is off by exactly itself: no rounding is.
         is_itself = (pair.rows.d2 == pair.rows.a2) & (pair.rows.a2 > 0)
-        weight &= heavy | is_itself | (pair.rows.d2 > limits.SLIGHT_ROW_OFF**2 * usual)
+        further = np.where(heavy, limits.LIGHT_ROW_OFF, limits.SLIGHT_ROW_OFF)
+        weight &= (pair.rows.a2 >= typical) | is_itself | (pair.rows.d2 > further**2 * usual)
     return float(pair.rows.rel[weight].max(initial=0.0))
 
 

@@ -133,6 +133,8 @@ class Judge:
         #: How far what was CLOSE in a micro-batch is off.
         self._noise: dict[Place, float] = defaultdict(float)
         self._mean_error: dict[Place, float] = defaultdict(float)
+        #: And the furthest in any micro-batch of a step, all of which its gradients are made of.
+        self._noise_of_step: dict[Place, float] = defaultdict(float)
         #: Made where steps are spread over ranks: what it needs is a fifth of what a comparison imports.
         self._ranks: OfRanks | None = None
         #: Micro-batches whose log probabilities are CLOSE and off by more than fp32 leaves them.
@@ -154,7 +156,10 @@ class Judge:
 
     def forget(self) -> None:
         """Forget what later pairs of the same micro-batches would lean on: there are none."""
-        for known in (self._inputs_same, self._shown, self._norm_same, self._noise, self._mean_error, self._past_fp32):
+        for known in (
+            self._inputs_same, self._shown, self._norm_same, self._noise, self._noise_of_step, self._mean_error,
+            self._past_fp32,
+        ):  # fmt: skip
             known.clear()
 
     def judge(self, pair: TensorPair, micro_pair: MicroBatchPair) -> TensorVerdict:
@@ -258,7 +263,7 @@ class Judge:
             finest(*found.dtypes) if mixed else coarsest(*found.dtypes, *computed),
             exact=found.exact,
             local=self._is_local(row) or (is_moved and shown is not None),
-            noise=self._noise[row.place],
+            noise=self._noise_before(row),
             mean_error=self._mean_error[row.place],
             known_fp32=self._known_fp32 or mixed or (found.shows_fp32 and not (is_half and is_noise)),
             scalar=a.numel == 1,
@@ -310,6 +315,15 @@ class Judge:
             error = rms / math.sqrt(row.figures.total.count)
             self._mean_error[row.place] = max(self._mean_error[row.place], error)
         self._noise[row.place] = max(before, noise)
+        of_step = _step_of(row.place)
+        self._noise_of_step[of_step] = max(self._noise_of_step[of_step], noise)
+
+    def _noise_before(self, row: TensorVerdict) -> float:
+        """How far what the tensor was computed from is off: in its micro-batch, or, of a gradient that belongs to none,
+        in that micro-batch of its step in which it is furthest.
+        """
+        is_of_step = row.key.micro is None and naming.meaning(row.name).kind == "gradient"
+        return self._noise_of_step[row.place] if is_of_step else self._noise[row.place]
 
     def _note_precision(self, row: TensorVerdict, dtypes: tuple[str, str]) -> None:
         """What activations, parameters and gradients were computed in, the tensors that follow were computed from."""
