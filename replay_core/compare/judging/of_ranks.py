@@ -97,6 +97,8 @@ class OfRanks:
         #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
         self._left: dict[int | None, tuple[TensorRef, HeldByRanks]] = {}
         self._mean: set[int | None] = set()
+        #: By role and name, which ranks' losses were parts of a sum, and what it was divided by.
+        self._sums_of_losses: dict[tuple[str | None, str], tuple[tuple[int, ...], int]] = {}
         #: Of a step: by what factor of its own each rank's gradients are scaled, and those that no factor explains.
         self._scaled: dict[int | None, dict[int, float]] = {}
         self._unscaled: dict[int | None, list[tuple[TensorVerdict, TensorRef, HeldByRanks, Together]]] = defaultdict(
@@ -318,6 +320,8 @@ class OfRanks:
         if _is_of_a_later_stage(row, pair, micro_pair, held, judge):
             return
         found = row.ranks = algebra.explain(row.name, whole, together, held)
+        if kind == "loss" and found.relation == "all" and not held.is_cut:
+            self._as_parts_before(row, found, pair, micro_pair, held, judge)
         if self._are_parts(row, found, pair, micro_pair, held, judge):
             return
         if (times := self._of_own_mean(row, found, together)) is not None:
@@ -448,6 +452,26 @@ class OfRanks:
             )  # fmt: skip
             other.reason = f"{fault.sentence}; {other.reason}"
 
+    def _as_parts_before(
+        self, row: TensorVerdict, found: Ranked, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks,
+        judge: JudgeCopy,
+    ) -> None:  # fmt: skip
+        """Take ranks' losses for parts of a sum where they were that in another micro-batch, and are so to what noise
+        leaves of a sum that cancels.
+        """
+        known = self._sums_of_losses.get((row.key.role, row.name))
+        if known is None or max(known[0]) >= len(held.parts):
+            return
+        made = _times([held.parts[number] for number in known[0]], 1 / known[1])
+        assert pair.a is not None
+        assert pair.b is not None
+        mine, other = (pair.a, pair.b) if found.which == "a" else (pair.b, pair.a)
+        sides = ((mine[0], made), other)
+        judged = judge(TensorPair(pair.name, *(sides if found.which == "a" else sides[::-1])), micro_pair)
+        if judged.skipped is None and not judged.verdict.diverges:
+            found.relation = "mean" if known[1] > 1 else "parts"
+            found.summands, found.times = known
+
     def _are_parts(
         self, row: TensorVerdict, found: Ranked, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks,
         judge: JudgeCopy,
@@ -465,6 +489,8 @@ class OfRanks:
         of_them = "mean" if is_mean and not divided else "sum"
         said = f"the {of_them}{divided} of what ranks {named(ranks)} of {found.which} hold"
         self._judge_as(row, parts, 1 / found.times, said, pair, micro_pair, judge)
+        if naming.meaning(row.name).kind == "loss" and row.skipped is None and not row.verdict.diverges:
+            self._sums_of_losses[row.key.role, row.name] = found.summands, found.times
         return True
 
     @staticmethod
