@@ -9,6 +9,7 @@ diverges makes the inner products of all that is held; every explanation is arit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,8 @@ _STEPPED = 0.3
 _ALIKE, _AGREES = 1e-4, 0.03
 #: Of numbers (a loss), which may well be near each other and be of other samples each: copies are equal.
 _EQUAL = 1e-6
+#: More tokens are not held each against each.
+_MOST_TOKENS = 4096
 #: More ranks than this are not held each against each.
 _EACH = 16
 #: What rounding leaves of the gradient of a key's bias, times eps of its row of the weight's (`bias_noise.py`).
@@ -251,6 +254,13 @@ def _of_one(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, count
     if whole.numel < _FEWEST or not all(ref.is_readable for ref in refs):
         return
     products = products_of(refs)
+    if all(products.finite) and products.norm({0: 1}) and not products.norm({1: 1}):
+        found.fault = Fault(
+            "zeros", held.ranks,
+            f"{what} is 0 on {whose(held.ranks)}, which alone has it, and is not in the other run: nothing of what it "
+            "made was counted (its output is lost or zeros, or is cut off from the loss)",
+        )  # fmt: skip
+        return
     factor = products.factor({1: 1}, 0) if all(products.finite) else None
     if factor is None:
         return
@@ -798,6 +808,42 @@ def other_samples(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | Non
         f"{what} on rank {rank} is that of other samples ({said}): the stage was handed a micro-batch that is not the "
         "one whose tokens it has",
     )  # fmt: skip
+
+
+def tokens_in_another_order(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Whether what every rank has of all tokens (keys and values gathered over context parallelism) is the other run's,
+    token by token, in another order.
+    """
+    if held.is_cut or len(whole.shape) < 3 or whole.numel > 1 << 24 or len(held.ranks) < 2:
+        return None
+    if any(ref.shape != whole.shape for ref in held.parts) or not all(ref.is_readable for ref in (whole, *held.parts)):
+        return None
+    if not are_alike(held.parts):
+        return None
+    there, here = (pages.array(ref).astype(np.float64) for ref in (whole, held.parts[0]))
+    for axis in (1, 2, 0):
+        count = whole.shape[axis]
+        if not _FEWEST <= count <= _MOST_TOKENS:
+            continue
+        rows = [np.moveaxis(values, axis, 0).reshape(count, -1) for values in (there, here)]
+        if not all(np.isfinite(one).all() for one in rows) or not rows[0].any():
+            continue
+        # ||x||^2 - 2 x.y + ||y||^2, of all pairs of tokens.
+        size = [np.square(one).sum(1) for one in rows]
+        off = size[1][:, None] - 2 * rows[1] @ rows[0].T + size[0][None]
+        place = off.argmin(1)
+        nearest = np.linalg.norm(rows[1] - rows[0][place], axis=1)
+        if bool((nearest <= 1e-4 * np.sqrt(size[1])).all()) and np.array_equal(np.sort(place), np.arange(count)):
+            moved = [at for at in range(count) if place[at] != at]
+            breaks = [0, *(np.flatnonzero(np.diff(place) != 1) + 1).tolist(), count]
+            said = ", ".join(f"{place[at]} to {place[end - 1]}" for at, end in pairwise(breaks[:6]))
+            return Fault(
+                "token order", held.ranks,
+                f"{what} on {whose(held.ranks)} has the other run's tokens in another order ({len(moved)} of {count} "
+                f"elsewhere; they stand as {said}{', ...' if len(breaks) > 6 else ''}): the ranks' shares were put "
+                "together in another turn than those of what it is used with",
+            )  # fmt: skip
+    return None
 
 
 def own_positions(what: str, held: HeldByRanks) -> Fault | None:

@@ -17,6 +17,8 @@ from replay_core.records import TensorRef
 _APART = 0.03
 #: More ranks than this are not held each against each.
 _EACH = 16
+#: Fewer tokens say too little of which of them count.
+_FEWEST_TOKENS = 16
 #: Elements of other ranks' rows for which it is asked, of each rank, what they span.
 _SPANNED = 1 << 20
 
@@ -431,6 +433,42 @@ def with_another(
             f"{whose(of)}'s: experts of different ranks are summed as if they were copies of one",
         )  # fmt: skip
     return None
+
+
+def other_tokens_count(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Of what the loss left at the logits [sample, position, vocabulary]: ranks on which it is not 0 at tokens where
+    the other run's is, or is 0 at tokens where that is not. Which tokens count is what their labels or masks say.
+    """
+    if len(whole.shape) != 3 or whole.numel > 1 << 26 or not all(ref.is_readable for ref in (whole, *held.parts)):
+        return None
+    counts_BS = pages.array(whole).any(-1)
+    more, less, total = {}, {}, 0
+    for number, rank in enumerate(held.ranks):
+        there = counts_BS
+        if held.axis in (0, 1):
+            mine = [place for at, long in held.stretches[number] for place in range(at, at + long)]
+            there = np.take(counts_BS, mine, held.axis)
+        elif held.is_cut:
+            return None
+        here = pages.array(held.parts[number]).any(-1)
+        if here.shape != there.shape:
+            return None
+        total += there.size
+        more |= {rank: int((here & ~there).sum())} if (here & ~there).any() else {}
+        less |= {rank: int((there & ~here).sum())} if (there & ~here).any() else {}
+    ranks = tuple(sorted({*more, *less}))
+    if total < _FEWEST_TOKENS or not ranks or len(ranks) == len(held.ranks) > 1:
+        return None
+    said = [
+        f"{sum(of.values())} tokens of {whose(tuple(of))} {words}"
+        for of, words in ((more, "count that do not in the other run"), (less, "do not count that do in the other run"))
+        if of
+    ]
+    return Fault(
+        "tokens that count", ranks,
+        f"{what}: {' and '.join(said)}: labels, the response mask or the loss mask of {whose(ranks)} are others "
+        "(prompt tokens or padding in the loss, or answers left out)",
+    )  # fmt: skip
 
 
 def at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:

@@ -354,6 +354,10 @@ class OfRanks:
                 f"{what} is float32 and on {whose(held.ranks)} every value is one "
                 "of bfloat16, which the other run's are not: it was reduced or kept in bfloat16 (half precision)",
             )  # fmt: skip
+        if kind == "activation" and fault is None:
+            fault = algebra.tokens_in_another_order(row.name, whole, held)
+        if row.name.startswith("grad.") and naming.makes_logits(row.name) and (fault is None or fault.kind == "apart"):
+            fault = contributions.other_tokens_count(row.name, whole, held) or fault
         if kind == "activation" and (fault is None or fault.kind == "apart"):
             fault = algebra.rounded_on_some(row.name, whole, held) or fault
         place = row.place[:2]
@@ -856,14 +860,16 @@ class OfRanks:
                     and (fault := contributions.tied_apart(what, whole, held, other)) is not None
                 ):  # fmt: skip
                     return fault
+        given = self._tokens[row.key.step]
+        is_lookup = row.name.endswith(naming.EMBEDDINGS) or token_rows.is_lookup(whole, given)
         places = held.stretches if held.is_cut else [()] * len(held.ranks)
         if not all(
             algebra.are_alike([ref for ref, other in zip(held.parts, places, strict=True) if other == place])
             for place in set(places)
         ):
-            return None  # each has its own: none of them is what all made of it
-        given = self._tokens[row.key.step]
-        if row.name.endswith(naming.EMBEDDINGS) or token_rows.is_lookup(whole, given):
+            # Each has its own: none of them is what all made of it.
+            return token_rows.reduced_of_some(what, whole, held, given) if is_lookup else None
+        if is_lookup:
             return token_rows.of_rows(what, whole, held, given)
         if row.name.endswith(".weight"):
             around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]

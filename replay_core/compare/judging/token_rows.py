@@ -25,6 +25,8 @@ from replay_core.records import TensorRef
 
 #: Rows that say how often a group's tokens count, at least.
 _FEWEST = 3
+#: Of the rows of words that are missing somewhere, so many are off: what a token adds may be nothing (no label).
+_MOSTLY = 0.8
 #: How far a group's rows may be from one multiple, of their norm; and factors from those that a rule makes.
 _MULTIPLE, _NEAR = 3e-3, 2e-3
 
@@ -86,6 +88,54 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Give
             ranks = tuple(held.ranks[member] for member in members)
             if (fault := told(what, ranks, held.ranks, groups)) is not None:
                 return fault
+    return None
+
+
+def reduced_of_some(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Given]) -> Fault | None:
+    """Of a lookup's gradient of which every rank has its own: whether the ranks have one micro-batch's of all of them,
+    and of the others each its own alone. Rows of words that only missing tokens are differ, all others agree.
+    """
+    ranks, micros = held.ranks, sorted({one.micro for one in given})
+    if held.is_cut or len(ranks) < 2 or len(micros) < 2 or any(ref.shape != whole.shape for ref in held.parts):
+        return None
+    if len(whole.shape) != 2 or whole.numel > 1 << 26:
+        return None
+    there_VH = pages.array(whole).astype(np.float64)
+    size_V = np.linalg.norm(there_VH, axis=1)
+    has_V = size_V > 0
+    is_off = [
+        np.linalg.norm(pages.array(ref).astype(np.float64) - there_VH, axis=1) > _MULTIPLE * np.maximum(size_V, 1e-300)
+        for ref in held.parts
+    ]  # fmt: skip
+    own = {rank: [one for one in given if one.rank == rank] for rank in ranks}
+    of_rank = {rank: np.unique(np.concatenate([one.ids for one in mine])) for rank, mine in own.items() if mine}
+    if len(of_rank) < len(ranks):
+        return None
+    for kept in micros:
+        right, wrong, missed = 0, 0, 0
+        for rank, is_off_V in zip(ranks, is_off, strict=True):
+            lost = [
+                one.ids for other in ranks if other != rank and not np.array_equal(of_rank[other], of_rank[rank])
+                for one in own[other] if one.micro != kept
+            ]  # fmt: skip
+            if not lost:
+                return None
+            is_lost_V = np.zeros(len(has_V), np.bool_)
+            words = np.unique(np.concatenate(lost))
+            is_lost_V[words[(words >= 0) & (words < len(has_V))]] = True
+            right += int((has_V & ~is_lost_V & ~is_off_V).sum())
+            wrong += int((has_V & ~is_lost_V & is_off_V).sum())
+            missed += int((has_V & is_lost_V & is_off_V).sum())
+        lost_words = int(has_V.sum()) * len(ranks) - right - wrong
+        if not wrong and right >= _FEWEST * len(ranks) and missed >= _MOSTLY * lost_words and missed >= _FEWEST:
+            which = "last" if kept == micros[-1] else "first" if kept == micros[0] else f"{kept}."
+            others = "the earlier ones" if kept == micros[-1] else "all others"
+            return Fault(
+                "reduced of some", ranks,
+                f"{what}: of the {which} micro-batch {whose(ranks)} each have what all ranks made, of {others} their "
+                f"own alone: only the {which} micro-batch's gradients are reduced, each rank has its own part of the "
+                "rest",
+            )  # fmt: skip
     return None
 
 
