@@ -70,12 +70,22 @@ def parallel(
                 found.first.setdefault(rank, row)
     try:
         found.faults = _faults(rows, together, found)
-        if not found.faults and (back := stages_back.went_back_otherwise(rows if every is None else every)) is not None:
-            fault, first, count = back
-            found.faults = [Found(fault, first.name, first.key.step, count)]
+        _look_at_the_order(found, rows if every is None else every)
     except UNEXPECTED as error:
         found.notes.append(f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}")
     return found
+
+
+def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict]) -> None:
+    """Add what the order tells in which rows agree and part, where no tensor by itself says what went wrong."""
+    if all(one.fault.kind == "apart" for one in found.faults):
+        if (twice := stages_back.layers_of_several_stages(rows)) is not None:
+            first = next(row for row in rows if row.verdict.diverges)
+            found.faults.insert(0, Found(twice, first.name, first.key.step, 1))
+        for told in (stages_back.went_back_otherwise, stages_back.went_back_in_parts):
+            if not found.faults and (back := told(rows)) is not None:
+                fault, first, count = back
+                found.faults = [Found(fault, first.name, first.key.step, count)]
 
 
 def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: Parallel) -> list[Found]:

@@ -1,9 +1,14 @@
-"""Stages of a pipeline in a backward: the last stage goes first, and hands each before it what that goes on with.
+"""Where a backward goes wrong, and which layers whose: told by which gradients agree, in the order of the backward.
+
+Stages of a pipeline: the last stage goes first, and hands each before it what that goes on with.
 
 Where all gradients of one stage are others, from its last layer on, and those of the stages behind it agree as the
 whole forward does, the stage went back with something else than it was sent. A weight that two stages share (an
 embedding that is the head too) has the sum of both in either, so that the later stage's copy is off by what the earlier
 one made of it: it began nothing.
+
+A layer that is cut by its outputs (column-parallel) hands back a part on each rank, which are to be added up. Where the
+gradients of such a layer agree and those of all before it do not, its forward being right, that sum is not made.
 """
 
 from __future__ import annotations
@@ -11,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from replay_core import naming
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.ranks import same_values
+from replay_core.regexes import regex
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
@@ -21,6 +28,9 @@ if TYPE_CHECKING:
 _FEWEST = 3
 #: Gradients of one stage that are all off by one factor are another matter.
 _ONE_FACTOR = 1e-2
+#: Of the gradients before a layer, so many are off where what flows back from it is.
+_MOSTLY = 0.9
+_LAYER = regex(r"(?:grad|param)\.(?:\w+\.)*?(?:layers|h|blocks)\.(\d{1,6})\.")
 
 
 def tied_copies(rows: Sequence[TensorVerdict]) -> set[int]:
@@ -79,6 +89,71 @@ def went_back_otherwise(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVer
         ),
         off[0], len(off),
     )  # fmt: skip
+
+
+def went_back_in_parts(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdict, int] | None:
+    """The layer from which on all is off in the first step's backward, and whose own gradients agree, with the first row
+    that is off and how many are.
+
+    rows: in order of computation, those that agree too.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or not _is_of_a_stage(first) or "norm" not in naming.module_of(first.name):
+        return None
+    own = [row for row in rows if row.key.step == first.key.step]
+    if any(row.verdict.diverges and not row.name.startswith(("grad.", "param.")) for row in own):
+        return None
+    gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
+    at = gradients.index(first)
+    fed = gradients[at - 1] if at else None
+    ranks = _ranks(first)
+    if fed is None or fed.ranks is None or fed.ranks.relation != "slices" or fed.ranks.axis != 0 or len(ranks) < 2:
+        return None
+    off = [row for row in gradients[at:] if row.verdict.diverges]
+    if fed.ranks.ranks != ranks or len(off) < _FEWEST or len(off) < _MOSTLY * len(gradients[at:]):
+        return None
+    layer, norm = (row.name.removeprefix("grad.").rpartition(".")[0] for row in (fed, first))
+    return (
+        Fault(
+            "went back in parts", ranks,
+            f"the gradients of {layer} and of all behind it agree, and so does the forward; from {norm} on, which feeds "
+            f"it, all {len(off)} are others: what flows back from its slices on {whose(ranks)} is not summed as it is "
+            "to be over these ranks (each goes on with its own part, or some part is lost or added twice)",
+        ),
+        first, len(off),
+    )  # fmt: skip
+
+
+def layers_of_several_stages(rows: Sequence[TensorVerdict]) -> Fault | None:
+    """Layers of the first step that diverges which two stages of a pipeline have, of which all others are on one."""
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or first.ranks is None or not first.ranks.parted:
+        return None
+    of_layers: dict[int, set[tuple[int, ...]]] = {}
+    stages: set[tuple[int, ...]] = set()
+    for row in rows:
+        if row.key.step != first.key.step or row.ranks is None or not row.name.startswith(("grad.", "param.")):
+            continue
+        found = _LAYER.match(row.name)
+        if found is None or "expert" in row.name:
+            stages |= {_ranks(row)} if found is None else set()
+        else:
+            of_layers.setdefault(int(found[1]), set()).add(_ranks(row))
+    alone = {next(iter(of)) for of in of_layers.values() if len(of) == 1} | stages
+    for layer, of in sorted(of_layers.items()):
+        (own, *more) = of
+        parts = [one for one in alone if set(one) < set(own)]
+        if more or len(parts) < 2 or any(set(one) & set(other) for one in parts for other in parts if one != other):
+            continue
+        late = tuple(rank for rank in own if rank in first.ranks.parted)
+        if set().union(*parts) == set(own) and late and len(late) < len(own):
+            return Fault(
+                "layer twice", late,
+                f"layer {layer} is on {whose(own)}, which are several stages of a pipeline, and all others on one stage "
+                f"each: it is computed twice, the boundary of the stages is off by a layer ({whose(late)} "
+                f"begin{'s' * (len(late) == 1)} too early, or the stage before ends too late)",
+            )  # fmt: skip
+    return None
 
 
 def _is_of_a_stage(row: TensorVerdict) -> bool:

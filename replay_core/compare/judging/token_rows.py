@@ -95,6 +95,7 @@ def reduced_of_some(what: str, whole: TensorRef, held: HeldByRanks, given: Seque
     """Of a lookup's gradient of which every rank has its own: whether the ranks have one micro-batch's of all of them,
     and of the others each its own alone. Rows of words that only missing tokens are differ, all others agree.
     """
+    given = [one for one in given if not _is_of_all(one, given)]
     ranks, micros = held.ranks, sorted({one.micro for one in given})
     if held.is_cut or len(ranks) < 2 or len(micros) < 2 or any(ref.shape != whole.shape for ref in held.parts):
         return None
@@ -137,6 +138,12 @@ def reduced_of_some(what: str, whole: TensorRef, held: HeldByRanks, given: Seque
                 "rest",
             )  # fmt: skip
     return None
+
+
+def _is_of_all(one: Given, given: Sequence[Given]) -> bool:
+    """Whether these are all that a rank was given in the step, said once more beside its micro-batches."""
+    others = [other.ids for other in given if other.rank == one.rank and other is not one]
+    return len(others) > 1 and np.array_equal(np.sort(one.ids), np.sort(np.concatenate(others)))
 
 
 def dealt_otherwise(what: str, weight: HeldByRanks, given: Sequence[Given]) -> Fault | None:
