@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from replay_core import naming
 from replay_core.compare.comparison import Comparison, compare_runs
-from replay_core.compare.handed import handed_otherwise
+from replay_core.compare.handed import handed_otherwise, masks_otherwise
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
@@ -67,7 +67,9 @@ def _looked_for(
             found = found or Parallel("b", ranks)
             found.faults.insert(0, Found(fault, "input_ids", first.key.step, 1))
     if len(ranks) > 1 and (found is None or all(one.fault.kind == "apart" for one in found.faults)):
-        fault = handed_otherwise(records_b, first.key.step, first.key.role)
+        fault = masks_otherwise(records_b, first.key.step, first.key.role) or handed_otherwise(
+            records_b, first.key.step, first.key.role
+        )
         if fault is not None:
             found = found or Parallel("b", ranks)
             found.faults.insert(0, Found(fault, first.name, first.key.step, 1))

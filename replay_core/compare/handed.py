@@ -18,7 +18,7 @@ from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.micro_batch_pair import Side
 from replay_core.compare.pairing.pipeline import OF_LAYER, is_of_tokens
-from replay_core.compare.pairing.ranks import named
+from replay_core.compare.pairing.ranks import named, same_values
 from replay_core.errors import DumpError
 from replay_core.records import Record, TensorRef
 
@@ -54,6 +54,44 @@ def handed_otherwise(records: Sequence[Record], step: int, role: str | None) -> 
         if found is not None:
             return found
     return None
+
+
+def masks_otherwise(records: Sequence[Record], step: int, role: str | None) -> Fault | None:
+    """Which later stages were given a mask that no first stage has in the same micro-batch, but in another: samples of
+    one micro-batch are computed under the padding of another. None where there are none, or it is not known.
+    """
+    own: dict[int, dict[int, TensorRef]] = {}
+    first: set[int] = set()
+    by_key: dict[tuple[int, int], list[Record]] = {}
+    for one in records:
+        if one.key.step == step and one.key.role == role and one.key.rank is not None and one.key.micro is not None:
+            by_key.setdefault((one.key.rank, one.key.micro), []).append(one)
+    for (rank, micro), of_micro in by_key.items():
+        side = Side(of_micro)
+        side.load()
+        mask = side.find("attention_mask")
+        first |= {rank} if side.find("input_ids") is not None else set()
+        if mask is not None and mask.is_readable and mask.numel <= _MOST >> 8:
+            own.setdefault(rank, {})[micro] = mask
+    there = {(rank, micro): ref for rank in first for micro, ref in own.get(rank, {}).items()}
+    astray: dict[int, dict[int, int]] = {}
+    for rank, of_rank in own.items():
+        for micro, ref in of_rank.items() if rank not in first and there else ():
+            if any(same_values(ref, other) for (_, at), other in there.items() if at == micro):
+                continue
+            of = next((at for (_, at), other in there.items() if at != micro and same_values(ref, other)), None)
+            if of is None:
+                return None
+            astray.setdefault(rank, {})[micro] = of
+    if not astray:
+        return None
+    rank = min(astray)
+    said = ", ".join(f"in micro-batch {micro} that of {of}" for micro, of in sorted(astray[rank].items())[:4])
+    return Fault(
+        "other mask", tuple(sorted(astray)),
+        f"{whose(sorted(astray))} {'was' if len(astray) == 1 else 'were'} given another micro-batch's attention mask "
+        f"({said}, as the first stage has them): its tokens are computed under the padding of other samples",
+    )  # fmt: skip
 
 
 def _stages(records: Sequence[Record]) -> dict[int, dict[int, _Stage]]:

@@ -82,7 +82,7 @@ def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict]) -> None:
         if (twice := stages_back.layers_of_several_stages(rows)) is not None:
             first = next(row for row in rows if row.verdict.diverges)
             found.faults.insert(0, Found(twice, first.name, first.key.step, 1))
-        for told in (stages_back.went_back_otherwise, stages_back.went_back_in_parts):
+        for told in (stages_back.went_back_otherwise, stages_back.went_back_in_parts, stages_back.left_out_of_the_loss):
             if not found.faults and (back := told(rows)) is not None:
                 fault, first, count = back
                 found.faults = [Found(fault, first.name, first.key.step, count)]

@@ -30,6 +30,7 @@ _FEWEST = 3
 _ONE_FACTOR = 1e-2
 #: Of the gradients before a layer, so many are off where what flows back from it is.
 _MOSTLY = 0.9
+_ROUTER = regex(r"(?:^|\.)(?:gate|router|wg|gate_proj_router|router\.classifier)\.weight$")
 _LAYER = regex(r"(?:grad|param)\.(?:\w+\.)*?(?:layers|h|blocks)\.(\d{1,6})\.")
 
 
@@ -121,6 +122,36 @@ def went_back_in_parts(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerd
             "to be over these ranks (each goes on with its own part, or some part is lost or added twice)",
         ),
         first, len(off),
+    )  # fmt: skip
+
+
+def left_out_of_the_loss(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdict, int] | None:
+    """Ranks whose loss alone is another while the forward agrees, and which first gradient is off for it: where that is
+    a router's, and those of all behind it agree, what the loss has otherwise begins at the router.
+
+    rows: in order of computation, those that agree too.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or first.ranks is None or first.name != "loss":
+        return None
+    own = [row for row in rows if row.key.step == first.key.step]
+    if any(row.verdict.diverges and not row.name.startswith(("grad.", "param.", "loss")) for row in own):
+        return None
+    gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
+    off = next((number for number, row in enumerate(gradients) if row.verdict.diverges), None)
+    if not off or not _ROUTER.search(gradients[off].name):
+        return None
+    some = 0 < len(first.ranks.parted) < len(first.ranks.ranks)
+    ranks = first.ranks.parted if some else first.ranks.ranks
+    router = gradients[off].name.removeprefix("grad.")
+    return (
+        Fault(
+            "router's loss", ranks,
+            f"loss of {whose(ranks)} is another while all that was recorded of the forward agrees, and of the gradients "
+            f"{router}'s is the first that is off, while those of all behind it agree: a term of the loss that begins "
+            "at the router is left out or weighs otherwise (auxiliary or balance loss, z loss)",
+        ),
+        first, 1,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from replay_core.compare.judging import (
     contributions,
     flat_slices,
     key_order,
+    limits,
     logits_otherwise,
     odd_rows,
     own_norm,
@@ -400,6 +401,8 @@ class OfRanks:
         if fault is None and is_first and row.name.startswith("grad."):
             what = f"{row.name.removeprefix('grad.')}'s gradient"
             fault = algebra.summed_in_part(what, whole, held, max(together.samples, self._shares_of(row.key.step)))
+        if kind == "loss":
+            found.parted = _off_their_own(pair, micro_pair, held) or found.parted
         found.fault = fault
         if fault is not None:
             row.reason = f"{fault.sentence}; {row.reason}"
@@ -493,7 +496,9 @@ class OfRanks:
         of_them = "mean" if is_mean and not divided else "sum"
         said = f"the {of_them}{divided} of what ranks {named(ranks)} of {found.which} hold"
         self._judge_as(row, parts, 1 / found.times, said, pair, micro_pair, judge)
-        if naming.meaning(row.name).kind == "loss" and row.skipped is None and not row.verdict.diverges:
+        if naming.meaning(row.name).kind == "loss" and row.skipped is None and row.verdict.diverges:
+            row.ranks.parted = _off_their_own(pair, micro_pair, held) or row.ranks.parted
+        elif naming.meaning(row.name).kind == "loss" and row.skipped is None:
             self._sums_of_losses[row.key.role, row.name] = found.summands, found.times
         return True
 
@@ -1189,6 +1194,26 @@ def _is_of_a_later_stage(
         row.reason = f"as {name} of the other run, for a stage of a pipeline counts its own from 0: {row.reason}"
         return True
     return False
+
+
+def _off_their_own(pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks) -> tuple[int, ...]:
+    """Ranks whose number is not what the same rank of the other run has, where that run's ranks stand for one process;
+    nothing where these are not the same ranks.
+    """
+    together = micro_pair.together
+    if together is None or together.whole_of is None or pair.a is None or pair.b is None:
+        return ()
+    there = together.whole_of.by_name.get(pair.name)
+    if there is None or there.ranks != held.ranks or any(ref.numel != 1 for ref in (*held.parts, *there.parts)):
+        return ()
+    numbers = [
+        tuple(float(pages.array(ref).reshape(-1)[0]) for ref in both)
+        for both in zip(held.parts, there.parts, strict=True)
+    ]  # fmt: skip
+    return tuple(
+        rank for rank, (one, other) in zip(held.ranks, numbers, strict=True)
+        if abs(one - other) > limits.SCALAR[1] * max(abs(one), abs(other))
+    )  # fmt: skip
 
 
 def _judge_copies(

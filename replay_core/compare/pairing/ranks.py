@@ -109,6 +109,8 @@ class Together(Struct):
     ids: tuple[TensorRef, ...] | None = None
     #: What the ranks of the other run hold, where these stand for the one process.
     whole_of: Together | None = None
+    #: Of ranks that stand for one process: what each holds of a loss, by its name.
+    by_name: dict[str, HeldByRanks] = field(default_factory=dict)
     #: By how many rows, of how many words: names of what a rank has past a vocabulary that was padded.
     padded: dict[tuple[int, int, int], list[str]] = field(default_factory=dict)
     #: What a dump says of its tensors' dimensions, and the tensors do not bear out.

@@ -380,6 +380,8 @@ def _assembled(
     for place, (record, ref) in side.tensors.items():
         held = pair.together.held.get(id(ref))
         if held is not None and len(held.ranks) > 1:
+            if naming.meaning(place[0]).kind == "loss":
+                pair.together.by_name[place[0]] = held
             theirs_of = [other.tensors[place][1] for other in others.values() if place in other.tensors]
             side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of, alike, pair.together)
     return side, pair.together
