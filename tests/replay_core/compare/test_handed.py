@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from replay_core import workbench
+from replay_core.compare.handed import masks_otherwise
+from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 from tests.builders import there
 
@@ -74,3 +76,20 @@ def test_another_stage_that_computes_otherwise_was_handed_what_it_should(by_laye
     b = run(tmp_path / "b", lambda micro: OUT[micro], by_layers=by_layers, compute=torch.sin)
     found = workbench.compare_dumps(a, b).get("parallel")
     assert not [one for one in (found or {"faults": []})["faults"] if one["kind"] in ("other micro-batch", "handed on")]
+
+
+MASKS = torch.arange(6)[None, None] < torch.tensor([[6, 4], [5, 3], [6, 2], [4, 6]])[..., None]
+
+
+@pytest.mark.parametrize(("turn", "told"), [(0, False), (1, True)])
+def test_a_mask_of_another_micro_batch_is_told(turn: int, told: bool, tmp_path: Path) -> None:
+    records = []
+    for rank in (0, 1):
+        for micro in range(4):
+            with Recorder(tmp_path) as recorder, recorder.step(0, rank=rank) as record:
+                own = {"input_ids": IDS[micro]} if not rank else {"hidden_states": OUT[micro]}
+                mask = MASKS[(micro + rank * turn) % 4].long()
+                record("batch_inputs", {**own, "attention_mask": mask}, micro=micro)
+    records = open_run(tmp_path).records
+    fault = masks_otherwise(records, 0, records[0].key.role)
+    assert (fault and (fault.kind, fault.ranks)) == (("other mask", (1,)) if told else None)

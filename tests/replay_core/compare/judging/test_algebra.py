@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from replay_core.compare.parallel import parallel
 from tests.builders import there
 from tests.replay_core.compare.ranks.recorded import compared, gradients, random
 
@@ -236,3 +237,38 @@ def test_an_activation_that_is_summed_over_ranks_of_other_tokens_is_of_a_wrong_g
     fault = there(there(there(found.first).ranks).fault)
     assert (fault.kind, fault.ranks) == (("wrong group", (0, 1)) if is_summed else ("apart", (1,)))
     assert ("have other samples or tokens each (0 and 1)" in fault.sentence) is is_summed
+
+
+def test_a_gradient_of_zeros_that_one_rank_alone_has_is_told(tmp_path: Path) -> None:
+    one = {**GIVEN, "gradient": {"grad.experts.0.w": WHOLE, "grad.experts.1.w": OTHER}}
+    ranks = [{**GIVEN, "gradient": {"grad.experts.0.w": WHOLE}}, {**GIVEN, "gradient": {"grad.experts.1.w": OTHER * 0}}]
+    (fault,) = there(parallel((found := compared(tmp_path, one, *ranks)).tensors, found.together)).faults
+    assert (fault.fault.kind, fault.fault.ranks) == ("zeros", (1,))
+
+
+SHARES: dict[str, tuple[torch.Tensor, set[tuple[str, tuple[int, ...]]]]] = {
+    "a share of rows times a factor": (torch.cat([ROWS[0], 0.7 * ROWS[1]]), {("share apart", (1,))}),
+    "a share of columns": (torch.cat([OTHER[:, :4], WHOLE[:, 4:]], 1), {("share apart", (0,))}),
+    "some rows": (torch.cat([WHOLE[:10], OTHER[10:]]), set()),
+    "all of it": (OTHER, set()),
+}
+
+
+@pytest.mark.parametrize("case", SHARES)
+def test_a_share_of_a_gathered_weight_that_is_another_is_named(case: str, tmp_path: Path) -> None:
+    held, expected = SHARES[case]
+    one, rank = ({**GIVEN, "param": {"param.q.weight": values}} for values in (WHOLE, held))
+    found = compared(tmp_path, one, rank, rank)
+    assert {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults} == (
+        expected
+    )
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_tokens_that_were_gathered_in_another_turn_are_told(turned: bool, tmp_path: Path) -> None:
+    values = random(4, 16, 2, 8)
+    wrong = torch.cat([values[:, 8:], values[:, :8]], 1) if turned else random(4, 16, 2, 8, seed=1)
+    one, rank = ({**GIVEN, "modules": {"layers.0.core.inputs.2": of}} for of in (values, wrong))
+    found = compared(tmp_path, one, rank, rank)
+    kinds = {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults}
+    assert kinds == ({("token order", (0, 1))} if turned else set())

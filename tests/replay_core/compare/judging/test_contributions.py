@@ -464,3 +464,15 @@ def test_a_tied_weight_of_two_stages_is_averaged_or_not_summed(first: float, kin
     fault = contributions.tied_apart("the gradient", as_ref(whole), *held)
     assert fault is not None
     assert (fault.kind, fault.ranks) == (kind, (0, 1))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_tokens_that_count_on_a_rank_and_not_in_the_other_run_are_told(counts: bool) -> None:
+    left = random(4, 16, 8)
+    left[:, :3] = 0.0
+    parts = [left[:2].clone(), left[2:].clone()]
+    parts[1][:, :3] = random(2, 3, 8, seed=1) if counts else 0.0
+    parts[1][:, 3:] *= 0.8
+    held = HeldByRanks((0, 1), tuple(map(as_ref, parts)), 0, (((0, 2),), ((2, 2),)))
+    told = contributions.other_tokens_count("grad.logits", as_ref(left), held)
+    assert (told and (told.kind, told.ranks)) == (("tokens that count", (1,)) if counts else None)

@@ -128,3 +128,22 @@ def test_ranks_of_the_same_tokens_hold_every_slice_equally_often(
     fault = dealt_otherwise("up.output", weight, given)
     assert (fault and fault.ranks) == expected
     assert dealt_otherwise("up.output", weight, given[:-1]) is None  # what the last was given is not known
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(1, {("reduced of some", (0, 1))}), (0, {("reduced of some", (0, 1))})])
+def test_a_gradient_of_which_one_micro_batch_alone_is_reduced_is_told(
+    kept: int, expected: set[Any], tmp_path: Path
+) -> None:
+    whole = sum(one for own in GRADIENTS for one in own)
+    with Recorder(tmp_path / "a").step(0, rank=0) as record:
+        record("batch_inputs", {"input_ids": torch.cat([IDS[m, r] for r in range(2) for m in range(2)])}, micro=0)
+        record("gradient", {NAME: whole})
+    for rank in range(2):
+        with Recorder(tmp_path / "b") as recorder, recorder.step(0, rank=rank) as record:
+            for micro in range(2):
+                record("batch_inputs", {"input_ids": IDS[micro, rank].contiguous()}, micro=micro)
+            record("gradient", {NAME: GRADIENTS[kept][0] + GRADIENTS[kept][1] + GRADIENTS[1 - kept][rank]})
+    found = compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
+    assert {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults} == (
+        expected
+    )

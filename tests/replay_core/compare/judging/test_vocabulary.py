@@ -117,3 +117,17 @@ def test_logits_are_those_that_make_the_other_runs_log_probabilities(
 
     ranks = [step(own, one) for own, one in zip(LOGITS.chunk(2, -1), said(how), strict=True)]
     assert kinds(compared(tmp_path, step(LOGITS, right), *ranks)) == expected
+
+
+@pytest.mark.parametrize("masked", [-1e4, float("-inf")])
+@pytest.mark.parametrize("off", [0.0, 0.5])
+def test_words_that_pad_a_vocabulary_and_count_are_named(masked: float, off: float, tmp_path: Path) -> None:
+    """Far below all others, the numbers that mask make all of a slice's size: no other slice is near it for that."""
+    right, wrong = LOGITS.clone(), LOGITS.clone()
+    right[..., 37:], wrong[..., 37:] = masked, 0.0
+    wrong[..., :20] *= 1 + off
+    one = tokens_of(IDS, forward__output__logits=right)
+    ranks = [tokens_of(IDS, forward__output__logits=own) for own in wrong.chunk(2, -1)]
+    told = kinds(compared(tmp_path, one, *ranks))
+    assert told == {("padded words", (1,))} if not off else "padded words" not in {kind for kind, _ in told}
+    assert "held twice" not in {kind for kind, _ in told}

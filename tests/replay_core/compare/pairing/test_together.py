@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from replay_core.compare import Comparison, compare_runs
+from replay_core.compare.parallel import parallel
 from replay_core.dumps import open_run
 from tests.builders import there
 from tests.replay_core.compare.ranks.recorded import Step, compared, random, write
@@ -310,3 +311,29 @@ def test_a_weight_of_which_one_rank_lost_its_part_is_skipped_by_its_name(whole: 
         assert row.name == "grad.layers.0.up.weight"
         assert f"what rank 3 of {'b' if sides[1] is b else 'a'} holds of it cannot be read" in there(row.skipped)
         assert found.agrees is None
+
+
+def heads_of_keys(ranks: int, heads: Sequence[int], noise: float = 0.0) -> list[dict[str, Any]]:
+    """Tensor-parallel ranks with two heads of keys between them, in two layers; heads: who has which in the first."""
+    keys = [random(2, 8, 8, seed=60 + layer) for layer in (0, 1)]
+    pulls = [random(2, 8, 8, seed=70 + layer) * (1 + noise) for layer in (0, 1)]
+    right = [number * 2 // ranks for number in range(ranks)]
+    return [
+        {
+            "batch_inputs": {"input_ids": IDS},
+            "param": {"param.layers.0.k.weight": keys[0][heads[number]], "param.layers.1.k.weight": keys[1][own]},
+            "gradient": {f"grad.layers.{layer}.k.weight": pulls[layer][own] for layer in (0, 1)},
+        }
+        for number, own in enumerate(right)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_heads_of_keys_that_several_ranks_share_are_slices_as_wide_in_both_runs(turned: bool, tmp_path: Path) -> None:
+    two, four = heads_of_keys(2, (0, 1)), heads_of_keys(4, (0, 0, 1, 1), 1e-7)
+    found = both(tmp_path / "healthy", *((four, two) if turned else (two, four)))
+    assert found.agrees, found.first
+    wrong = heads_of_keys(4, (0, 1, 0, 1))
+    found = both(tmp_path, *((wrong, two) if turned else (two, wrong)))
+    (fault,) = (one.fault for one in there(parallel(found.tensors, found.together)).faults)
+    assert (fault.kind, fault.ranks) == ("order", (1, 2))

@@ -1,0 +1,88 @@
+"""Where a backward goes wrong: told by which gradients agree, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from replay_core.compare.parallel import parallel
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import compared, random
+
+IDS = torch.randint(2, 40, (2, 16), generator=torch.Generator().manual_seed(3))
+OUT = random(2, 16, 8)
+#: The layers of a model of two, and its head.
+NAMES = (
+    "embed_tokens", "layers.0.input_layernorm", "layers.0.q_proj", "layers.1.input_layernorm", "layers.1.q_proj", "norm",
+    "lm_head",
+)  # fmt: skip
+WHOLE = {name: random(8 if "norm" in name else 12, *(() if "norm" in name else (8,)), seed=seed)
+         for seed, name in enumerate(NAMES)}  # fmt: skip
+
+
+def step(gradients: Mapping[str, Tensor], **more: Any) -> dict[str, Any]:
+    return {
+        "batch_inputs": {"input_ids": IDS}, "modules": {"layers.0.output": OUT},
+        "gradient": {f"grad.{name}.weight": values.contiguous() for name, values in gradients.items()}, **more,
+    }  # fmt: skip
+
+
+def told(folder: Path, one: Mapping[str, Any], *ranks: Mapping[str, Any]) -> tuple[set[tuple[str, Any]], Any]:
+    found = compared(folder, one, *ranks)
+    said = there(parallel(found.tensors, found.together))
+    return {(one.fault.kind, one.fault.ranks) for one in said.faults}, said.origins
+
+
+def others(names: tuple[str, ...], seed: int = 40) -> dict[str, Tensor]:
+    return {name: random(*WHOLE[name].shape, seed=seed + at) for at, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_stage_that_went_back_with_another_gradient_is_named(is_tied: bool, tmp_path: Path) -> None:
+    """A head that is the embedding too has the sum of both: what the first stage made wrong is in the last one's."""
+    whole = {**WHOLE, "lm_head": WHOLE["embed_tokens"]} if is_tied else WHOLE
+    first = others(NAMES[:3])
+    last = {name: whole[name] for name in NAMES[3:]}
+    if is_tied:
+        last["lm_head"] = first["embed_tokens"]
+    stages = step(first), {**step(last), "batch_inputs": {"hidden_states": OUT}, "modules": {"layers.1.output": OUT}}
+    one = step(whole)
+    one["modules"] = {"layers.0.output": OUT, "layers.1.output": OUT}
+    assert told(tmp_path, one, *stages) == ({("went back otherwise", (0,))}, (0,))
+
+
+@pytest.mark.parametrize("from_layer", [True, False])
+def test_a_layer_whose_parts_are_not_summed_in_the_backward_is_named(from_layer: bool, tmp_path: Path) -> None:
+    """Its own gradients agree; the norm in front of it, and all before, do not."""
+    wrong = others(NAMES[:4] if from_layer else NAMES[2:4])
+    held = {**WHOLE, **wrong}
+    ranks = [
+        step({name: values.chunk(2)[rank] if "q_proj" in name else values for name, values in held.items()})
+        for rank in (0, 1)
+    ]
+    expected = {("went back in parts", (0, 1))} if from_layer else set()
+    assert told(tmp_path, step(WHOLE), *ranks)[0] == expected
+
+
+def test_a_layer_that_two_stages_have_is_named(tmp_path: Path) -> None:
+    first = {name: WHOLE[name] for name in NAMES[:3]}
+    last = {name: WHOLE[name] for name in NAMES[1:]}
+    one = step(WHOLE)
+    one["modules"] = {"layers.0.output": OUT, "layers.1.output": OUT}
+    wrong = {"layers.0.output": random(2, 16, 8, seed=9), "layers.1.output": random(2, 16, 8, seed=10)}
+    stages = step(first), {**step(last), "modules": wrong}
+    assert ("layer twice", (1,)) in told(tmp_path, one, *stages)[0]
+
+
+@pytest.mark.parametrize(("off", "expected"), [("gate", {("router's loss", (0, 1))}), ("norm", set())])
+def test_a_loss_that_is_another_from_a_router_on_is_told(off: str, expected: set[Any], tmp_path: Path) -> None:
+    names = ("layers.0.gate", "norm")
+    whole = {name: random(8, 8, seed=at) for at, name in enumerate(names)}
+    wrong = {name: values * 1.3 + random(8, 8, seed=9) if off in name else values for name, values in whole.items()}
+    a, b = step(whole, loss={"loss": 3.0}), step(wrong, loss={"loss": 3.5})
+    assert told(tmp_path, a, b, b)[0] == expected
