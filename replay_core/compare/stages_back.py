@@ -93,8 +93,8 @@ def went_back_otherwise(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVer
 
 
 def went_back_in_parts(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdict, int] | None:
-    """The layer from which on all is off in the first step's backward, and whose own gradients agree, with the first row
-    that is off and how many are.
+    """The layer from which on all is off in the first step's backward, and whose own gradients agree; with the first
+    row that is off, and how many are.
 
     rows: in order of computation, those that agree too.
     """
@@ -117,9 +117,9 @@ def went_back_in_parts(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerd
     return (
         Fault(
             "went back in parts", ranks,
-            f"the gradients of {layer} and of all behind it agree, and so does the forward; from {norm} on, which feeds "
-            f"it, all {len(off)} are others: what flows back from its slices on {whose(ranks)} is not summed as it is "
-            "to be over these ranks (each goes on with its own part, or some part is lost or added twice)",
+            f"the gradients of {layer} and of all behind it agree, and so does the forward; from {norm} on, which "
+            f"feeds it, all {len(off)} are others: what flows back from its slices on {whose(ranks)} is not summed as "
+            "it is to be over these ranks (each goes on with its own part, or some part is lost or added twice)",
         ),
         first, len(off),
     )  # fmt: skip
@@ -147,9 +147,9 @@ def left_out_of_the_loss(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVe
     return (
         Fault(
             "router's loss", ranks,
-            f"loss of {whose(ranks)} is another while all that was recorded of the forward agrees, and of the gradients "
-            f"{router}'s is the first that is off, while those of all behind it agree: a term of the loss that begins "
-            "at the router is left out or weighs otherwise (auxiliary or balance loss, z loss)",
+            f"loss of {whose(ranks)} is another while all that was recorded of the forward agrees, and of the "
+            f"gradients {router}'s is the first that is off, while those of all behind it agree: a term of the loss "
+            "that begins at the router is left out or weighs otherwise (auxiliary or balance loss, z loss)",
         ),
         first, 1,
     )  # fmt: skip
@@ -180,8 +180,8 @@ def layers_of_several_stages(rows: Sequence[TensorVerdict]) -> Fault | None:
         if set().union(*parts) == set(own) and late and len(late) < len(own):
             return Fault(
                 "layer twice", late,
-                f"layer {layer} is on {whose(own)}, which are several stages of a pipeline, and all others on one stage "
-                f"each: it is computed twice, the boundary of the stages is off by a layer ({whose(late)} "
+                f"layer {layer} is on {whose(own)}, which are several stages of a pipeline, and all others on one "
+                f"stage each: it is computed twice, the boundary of the stages is off by a layer ({whose(late)} "
                 f"begin{'s' * (len(late) == 1)} too early, or the stage before ends too late)",
             )  # fmt: skip
     return None

@@ -442,7 +442,9 @@ def other_tokens_count(what: str, whole: TensorRef, held: HeldByRanks) -> Fault 
     if len(whole.shape) != 3 or whole.numel > 1 << 26 or not all(ref.is_readable for ref in (whole, *held.parts)):
         return None
     counts_BS = pages.array(whole).any(-1)
-    more, less, total = {}, {}, 0
+    more: dict[int, int] = {}
+    less: dict[int, int] = {}
+    total = 0
     for number, rank in enumerate(held.ranks):
         there = counts_BS
         if held.axis in (0, 1):

@@ -18,8 +18,8 @@ IDS = torch.randint(2, 40, (2, 16), generator=torch.Generator().manual_seed(3))
 OUT = random(2, 16, 8)
 #: The layers of a model of two, and its head.
 NAMES = (
-    "embed_tokens", "layers.0.input_layernorm", "layers.0.q_proj", "layers.1.input_layernorm", "layers.1.q_proj", "norm",
-    "lm_head",
+    "embed_tokens", "layers.0.input_layernorm", "layers.0.q_proj", "layers.1.input_layernorm", "layers.1.q_proj",
+    "norm", "lm_head",
 )  # fmt: skip
 WHOLE = {name: random(8 if "norm" in name else 12, *(() if "norm" in name else (8,)), seed=seed)
          for seed, name in enumerate(NAMES)}  # fmt: skip

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from replay_core.compare import Comparison, load_tolerances
+from replay_core.compare import Comparison, compare_runs, load_tolerances
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
+from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
 from tests.builders import compare_paths, row_of, write_pair
 
 BF16 = torch.bfloat16
@@ -127,3 +129,35 @@ def test_a_run_that_says_it_computed_in_fp32_is_held_to_it(flags: dict[str, obje
     a, b = ({"forward_data": {"log_probs": logprobs(off)}} for off in (0.0, 0.005))
     assert row_of(compared(tmp_path / "unsaid", a, b), "policy_logprobs").verdict is Verdict.CLOSE
     assert row_of(compared(tmp_path / "said", a, b, flags=flags), "policy_logprobs").verdict is Verdict.DIFF
+
+
+@pytest.mark.parametrize(("noise", "off", "verdict"), [
+    (0.04, 0.1, Verdict.CLOSE), (0.005, 0.1, Verdict.DIFF), (0.04, 0.16, Verdict.DIFF),
+])  # fmt: skip
+def test_a_gradient_of_a_step_is_held_to_the_noise_of_its_micro_batches(
+    noise: float, off: float, verdict: Verdict, tmp_path: Path
+) -> None:
+    """It belongs to none of them, and is made of them all."""
+    dumps = []
+    for which, by in (("a", 0.0), ("b", 1.0)):
+        with Recorder(tmp_path / which, flags={"dtype": "bfloat16"}).step(0) as record:
+            for micro in range(2):
+                record("modules", {"layers.0.output": tensor(micro, by * noise * (1 - micro))}, micro=micro)
+            record("gradient", {"grad.layers.0.w": tensor(5, by * off, torch.float32)})
+        dumps.append(open_run(tmp_path / which))
+    assert row_of(compare_runs(*dumps), "grad.layers.0.w").verdict is verdict
+
+
+@pytest.mark.parametrize(("size", "off", "verdict"), [
+    (0.12, 1.4, Verdict.CLOSE), (0.12, 3.0, Verdict.DIFF), (1.5, 17.0, Verdict.DIFF),
+])  # fmt: skip
+def test_a_light_row_of_a_gradient_rounds_as_its_terms_do(
+    size: float, off: float, verdict: Verdict, tmp_path: Path
+) -> None:
+    """What it is off by is held against what heavier rows are. size: of the row, off: what it is off by, in theirs."""
+    a, b = tensor(1, dtype=torch.float32), tensor(1, 0.05, torch.float32)
+    a[3] *= size
+    b[3] = a[3] + off * 0.05 * torch.randn(128, generator=torch.Generator().manual_seed(9))
+    fields = [{"modules": {"layers.0.output": tensor(0)}, "gradient": {"grad.w": of}} for of in (a, b)]
+    row = row_of(compared(tmp_path, *fields), "grad.w")
+    assert row.verdict is verdict, row.reason

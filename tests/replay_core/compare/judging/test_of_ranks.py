@@ -441,3 +441,30 @@ def test_a_rank_that_computes_on_the_micro_batch_before_is_told(tmp_path: Path) 
     assert faults(found)[0] == ("other micro-batch", (0, 1))
     assert found.first is not None
     assert "of micro-batch 0, the one before" in found.first.reason
+
+
+def losses(folder: Path, *by_micro: tuple[float, ...], noise: float = 0.05) -> Comparison:
+    """A step in which the loss of one process (first), and those of two ranks, are of these micro-batches."""
+    ids = torch.arange(32).reshape(2, 16) + 2
+    said = -3 * random(2, 16).abs() - 0.1
+    for which, rank in (("a", 0), ("b", 0), ("b", 1)):
+        recorder = Recorder(folder / which, flags={"dtype": "bfloat16"})
+        with recorder, recorder.step(0, rank=rank) as record:
+            for micro, numbers in enumerate(by_micro):
+                own = slice(None) if which == "a" else slice(8 * rank, 8 * rank + 8)
+                off = 0.0 if which == "a" else noise * random(2, 16, seed=7 + micro)
+                told = {"input_ids": (ids + 40 * micro)[:, own].contiguous()}
+                record("batch_inputs", told, micro=micro)
+                record("forward_data", {"policy_logprobs": (said + off)[:, own].contiguous()}, micro=micro)
+                record("loss", {"loss": numbers[0 if which == "a" else 1 + rank]}, micro=micro)
+    return compare_runs(open_run(folder / "a"), open_run(folder / "b"))
+
+
+@pytest.mark.parametrize(("second", "agrees"), [((0.06, -0.005, 0.0675), True), ((0.06, -0.005, 0.3), False)])
+def test_a_loss_that_is_a_sum_over_ranks_is_one_in_every_micro_batch(
+    second: tuple[float, ...], agrees: bool, tmp_path: Path
+) -> None:
+    """Beside a sum that cancels, noise is no small part."""
+    found = losses(tmp_path, (0.8, 0.3, 0.5), second)
+    rows = [row for row in found.tensors if row.name == "loss"]
+    assert [row.verdict.diverges for row in rows] == [False, not agrees], [row.reason for row in rows]
