@@ -40,8 +40,8 @@ def run(folder: Path, gradient: Tensor, *, beside: float = 0.0, factor: float = 
                     made[:, :, 5] += beside
                 heads = made.unflatten(-1, (4, 16))
                 fields: dict[str, Any] = {
-                    f"{AROUND}.inputs.0": INPUTS, f"{NAME}.inputs.0": INPUTS, f"{NAME}.output": made, f"{AROUND}.core.inputs.1": turned(heads),
-                    f"{AROUND}.core.inputs.2": heads,
+                    f"{AROUND}.inputs.0": INPUTS, f"{NAME}.inputs.0": INPUTS, f"{NAME}.output": made,
+                    f"{AROUND}.core.inputs.1": turned(heads), f"{AROUND}.core.inputs.2": heads,
                 }  # fmt: skip
                 record("batch_inputs", {"input_ids": torch.arange(64).reshape(2, 32) + 2}, micro=0)
                 record("modules", fields, micro=0)
