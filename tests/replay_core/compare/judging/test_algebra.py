@@ -247,7 +247,8 @@ def test_a_gradient_of_zeros_that_one_rank_alone_has_is_told(tmp_path: Path) -> 
 
 
 SHARES: dict[str, tuple[torch.Tensor, set[tuple[str, tuple[int, ...]]]]] = {
-    "a share of rows times a factor": (torch.cat([ROWS[0], 0.7 * ROWS[1]]), {("share apart", (1,))}),
+    "a share of rows times a factor": (torch.cat([ROWS[0], 0.7 * ROWS[1]]), {("apart", (1,))}),
+    "a share of columns times a factor": (torch.cat([COLUMNS[0], 0.7 * COLUMNS[1]], 1), {("share apart", (1,))}),
     "a share of columns": (torch.cat([OTHER[:, :4], WHOLE[:, 4:]], 1), {("share apart", (0,))}),
     "some rows": (torch.cat([WHOLE[:10], OTHER[10:]]), set()),
     "all of it": (OTHER, set()),
