@@ -390,7 +390,8 @@ class OfRanks:
             if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST and not was_off:
                 off_OI = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 fault = subspaces.of_a_slices_channels(row.name.removeprefix("param."), off_OI.T, row.name, held)
-            fault = fault or algebra.of_a_share(row.name.removeprefix("param."), whole, held)
+            if fault is None and row.key.step not in self._forward_off:  # else how far it is off tells more
+                fault = algebra.of_a_share(row.name.removeprefix("param."), whole, held)
         if len(whole.shape) == 2 and not held.is_cut and (row.key.stage == "modules" or kind == "logprob"):
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
         if kind == "logprob" and (fault is None or fault.kind == "apart"):
