@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
@@ -50,6 +51,8 @@ class Kin(Struct, frozen=True):
     """The first flat token that tells."""
     by: int = 0
     """Places it is shifted by, where it is."""
+    is_told: bool = False
+    """Whether a third one, or the tokens themselves, say that it is the odd one of the two."""
 
 
 class _Transform(Struct, frozen=True):
@@ -169,9 +172,11 @@ def _odd_one(batch: StepBatch) -> Kin | None:
             if found is None:
                 continue
             # Of two that differ the odd one is that which a third does not agree with.
-            voted = any(
-                apart(other, third) < 0.5 * apart(name, third) for third in columns if third not in (name, other)
-            )
+            thirds = [third for third in columns if third not in (name, other)]
+            voted = any(apart(other, third) < 0.5 * apart(name, third) for third in thirds)
+            if found.by and not voted and any(apart(name, third) < 0.5 * apart(other, third) for third in thirds):
+                # What is shifted against the odd one is shifted back: few tokens may tell it one way alone.
+                found, voted = _turned_round(found), True
             if not voted and found.by:
                 # Of two that are shifted against each other, the odd one is not of the tokens at its places.
                 told = is_of_its_tokens(batch, suspect.values_N, known[name])
@@ -179,8 +184,17 @@ def _odd_one(batch: StepBatch) -> Kin | None:
                     told is None and is_of_its_tokens(batch, model.values_N, known[other]) is True
                 )
             if (voted, found.share) > best:
-                best, odd = (voted, found.share), found
+                best, odd = (voted, found.share), replace(found, is_told=voted)
     return odd
+
+
+def _turned_round(kin: Kin) -> Kin:
+    """The same shift, told of the other of the two."""
+    return replace(kin, suspect=kin.model, model=kin.suspect, what=_shifted_by(-kin.by), by=-kin.by)
+
+
+def _shifted_by(by: int) -> str:
+    return f"shifted by {by:+d} token{'s' * (abs(by) > 1)}"
 
 
 #: What stands in another's place is the same to the last bit: two forwards of one model are not.
@@ -303,7 +317,7 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
         )
     for by in SHIFTS:
         yield _Transform(
-            f"shifted by {by:+d} token{'s' * (abs(by) > 1)}",
+            _shifted_by(by),
             "one side is about the token at its index, the other about one beside it: a roll or a slice is off",
             _shifted(y_K, rows, by),
             by=by,

@@ -8,7 +8,7 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.compared import BOTH, figures_of
+from replay_core.diagnose.compared import BOTH, figures_of, old_is_odd
 from replay_core.diagnose.finding import Finding, Where, error, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap
@@ -67,7 +67,7 @@ def another_quantity(batch: StepBatch) -> Finding | None:
 def shifted(batch: StepBatch) -> Finding | None:
     """Correlation of trainer and rollout at lags -1, 0, 1. An error where the best is not lag 0, is above 0.9 and above
     every other by 0.3: then one of the two is about the token before or after. It is the old ones where the policy's
-    own agree with the rollout's.
+    own agree with the rollout's, and the rollout where nothing tells them apart.
     """
     between = gap(batch)
     if not between.is_shifted:
@@ -80,11 +80,13 @@ def shifted(batch: StepBatch) -> Finding | None:
     ]
     odd = odd_one(batch)
     # The policy's own, where they are recorded beside the two, tell which of them is moved.
-    old = odd is not None and odd.suspect.name == "old_logprobs" and abs(odd.by) == 1
+    told = odd is not None and odd.is_told and odd.suspect.name == "old_logprobs" and abs(odd.by) == 1
+    old = told or old_is_odd(batch) is not None
     if old:
         place = batch.laid.where("old_logprobs", sample=0)
+    beside = "the rollout's and the policy's" if batch.has("policy_logprobs") else "the rollout's"
     return error(
-        f"old log-probabilities are shifted by {-lag.lag:+d} token against the rollout's and the policy's"
+        f"old log-probabilities are shifted by {-lag.lag:+d} token against {beside}"
         if old
         else f"rollout log-probabilities are shifted by {lag.lag:+d} token against the trainer's",
         place,

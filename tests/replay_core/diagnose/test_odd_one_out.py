@@ -320,3 +320,30 @@ def test_positions_of_a_pack_begin_again_where_its_bounds_say(begin_again: bool,
     found = causes(look(tmp_path, "D17"))
     assert [one.severity for one in found] == ([] if begin_again else ["error"])
     assert begin_again or "every sample of a pack" in found[0].claim
+
+
+# ---- which of three log-probabilities is rolled
+
+
+def _near_uniform(step: int, fields: Fields) -> None:
+    """A policy that has learnt little: most tokens are about as likely as the one beside them, and tell little."""
+    draw = torch.Generator().manual_seed(2 + step)
+    for name in ("log_probs", "old_log_probs", "rollout_log_probs"):
+        fields[name] = torch.zeros(8, WIDTH - 1)
+    fields["log_probs"] += -3.4 + 0.1 * torch.randn(8, WIDTH - 1, generator=draw)
+    fields["old_log_probs"] += fields["log_probs"]
+    fields["rollout_log_probs"] += fields["log_probs"] + 1e-6 * torch.randn(8, WIDTH - 1, generator=draw)
+
+
+@pytest.mark.parametrize("rolled", ["old_log_probs", "rollout_log_probs"])
+@pytest.mark.parametrize("by", [1, -1])
+def test_the_one_that_two_others_disagree_with_is_rolled(rolled: str, by: int, tmp_path: Path) -> None:
+    def change(step: int, fields: Fields) -> None:
+        _near_uniform(step, fields)
+        fields[rolled] = fields[rolled].roll(by, 1)
+
+    found = of(look(record(tmp_path, change, steps=3, minibatch=True), "D08"), "D08")
+    assert found is not None
+    word = rolled.split("_")[0]
+    assert found.claim.startswith(f"{word} log-probabilities are shifted by {by:+d} token against"), found.claim
+    assert rolled in found.next_step
