@@ -54,7 +54,12 @@ class WeightsSide(TypedDict):
     ranks: list[int | None]
 
 
-class WeightsCoverage(TypedDict):
+class _Unread(TypedDict, total=False):
+    unread: Count
+    """Files of either side that are missing or cannot be read: what they hold is not compared, and nothing agrees."""
+
+
+class WeightsCoverage(_Unread):
     """What was looked at."""
 
     destinations: Count

@@ -35,6 +35,8 @@ def exit_code(
         return ExitCode.CELL_FAILED if doc["agrees"] is None else _agreeing(doc["agrees"])
     if doc["kind"] == "gathering":
         return _gathering(doc)
+    if doc["kind"] == "weights" and doc["coverage"].get("unread", 0):
+        return ExitCode.BAD_BYTES
     if doc["kind"] == "parity" or doc["kind"] == "weights":
         return _agreeing(doc["agrees"])
     return ExitCode.AGREES

@@ -20,6 +20,7 @@ def weights_document(found: WeightSync, allowed: Sequence[str] = ()) -> WeightsD
     """A weights document. `allowed` are arrivals that fail nothing."""
     counts = Counter(one.arrival for one in found.destinations)
     wrong = [one for one in found.destinations if one.arrival not in ("arrived", *allowed)]
+    unread = [what for state in (found.known.sender, *found.received) for what in state.unread]
     states = [found.known.sender, *found.received, *found.known.older]
     doc: WeightsDocument = {
         "schema_version": SCHEMA_VERSION,
@@ -30,9 +31,9 @@ def weights_document(found: WeightSync, allowed: Sequence[str] = ()) -> WeightsD
         "before": None if found.known.before is None else _side([found.known.before]),
         "older": [_side([state]) for state in found.known.older],
         "parallel": found.parallel,
-        "agrees": not wrong and not found.not_sent,
+        "agrees": not wrong and not found.not_sent and not unread,
         "allowed": list(allowed),
-        "headline": _headline(found, wrong),
+        "headline": _headline(found, wrong, unread),
         "counts": {word: counts[word] for word in SEVERITY if counts[word]},
         "destinations": [_destination(one) for one in found.destinations],
         "not_sent": found.not_sent,
@@ -43,6 +44,7 @@ def weights_document(found: WeightSync, allowed: Sequence[str] = ()) -> WeightsD
             "engine_own": found.engine_own,
             "unmoved": sum(one.is_unmoved for one in found.destinations),
             "padding_rows": sum(one.padding for one in found.destinations),
+            "unread": len(unread),
         },
         "problems": [{"where": str(state.path), "what": what} for state in states for what in state.problems],
         "notes": found.notes,
@@ -60,7 +62,16 @@ def _side(states: Sequence[WeightState]) -> WeightsSide:
     }
 
 
-def _headline(found: WeightSync, wrong: Sequence[Destination]) -> str:
+def _headline(found: WeightSync, wrong: Sequence[Destination], unread: Sequence[str]) -> str:
+    said = _said(found, wrong)
+    if not unread:
+        return said
+    # What could not be read may be all that is wrong.
+    more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+    return f"cannot be read: {unread[0]}{more}; of the rest, {said}"
+
+
+def _said(found: WeightSync, wrong: Sequence[Destination]) -> str:
     total = len(found.destinations)
     lost = f"{len(found.not_sent)} of the trainer's {len(found.known.sender.tensors)} parameters have no destination"
     if not wrong:

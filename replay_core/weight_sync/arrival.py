@@ -22,7 +22,7 @@ from replay_core.weight_sync import fits
 from replay_core.weight_sync.blocks import Block, Layout, laid_out, parallelism
 from replay_core.weight_sync.scales import dequantised, on_its_grid
 from replay_core.weight_sync.state import Values, WeightState
-from replay_core.weight_sync.suspects import Known, Suspect, cast, layers_beside, suspects
+from replay_core.weight_sync.suspects import Known, Suspect, cast, layers_beside, siblings, suspects
 
 if TYPE_CHECKING:
     from replay_core.documents.weights import Arrival
@@ -253,7 +253,8 @@ def _part(name: str, block: Block, got: Values, sent: Values, beside: Sequence[B
     if _equal(got, sent):
         return PartArrival(block, "arrived")
     far = fits.rel_l2(got, sent) if got.shape == sent.shape else None
-    for suspect in (*suspects(name, block, beside, known, str(got.dtype)), *layers_beside(block, known.sender)):
+    elsewhere = (*siblings(block, known.sender), *layers_beside(block, known.sender))
+    for suspect in (*suspects(name, block, beside, known, str(got.dtype)), *elsewhere):
         values = suspect.values()
         if values is not None and _equal(got, values) and not _is_same(values, sent, suspect):
             return PartArrival(block, suspect.arrival, f"holds {suspect.what}", far)
@@ -287,6 +288,8 @@ def _by_digest(name: str, ref: TensorRef, layout: Layout, known: Known) -> list[
     for block in layout.blocks:
         sent = Suspect("arrived", "", lambda block=block: block.of(sender))  # type: ignore[misc]
         options.append([sent, *suspects(name, block, layout.blocks, known, ref.dtype)])
+        if len(layout.blocks) == 1:
+            options[0] += siblings(block, sender)
     for chosen in _combinations(options):
         values = [suspect.values() for suspect in chosen]
         held = [one for one in values if one is not None]

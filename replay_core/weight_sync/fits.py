@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from replay_core import dtypes
 from replay_core.measure.equality import unequal
 from replay_core.weight_sync.state import Values
+from replay_core.weight_sync.suspects import cast
 
 if TYPE_CHECKING:
     from replay_core.documents.weights import Arrival
@@ -38,7 +39,8 @@ def fit(got: Values, sent: Values, before: Values | None) -> Found | None:
         return "differs", f"{int((~np.isfinite(y)).sum()):,} of {y.size:,} values are not finite"
     if before is not None and (found := _update(y, x, before.astype(np.float64), str(got.dtype))):
         return found
-    return _partly(got, sent, before) or _factor(y, x, str(got.dtype)) or _grid(y, x, str(got.dtype))
+    held = None if before is None else cast(before, str(got.dtype))
+    return _partly(got, sent, held) or _factor(y, x, str(got.dtype)) or _grid(y, x, str(got.dtype))
 
 
 def rel_l2(got: Values, sent: Values) -> float:
@@ -73,7 +75,7 @@ def _update(y: Wide, x: Wide, before: Wide, dtype: str) -> Found | None:
 
 
 def _partly(got: Values, sent: Values, before: Values | None) -> Found | None:
-    """Some rows arrived and some did not."""
+    """Some rows arrived and some did not. `sent` and `before` are as the engine's dtype has them."""
     if got.ndim == 0 or len(got) < 2:
         return None
     apart = unequal(got, sent)

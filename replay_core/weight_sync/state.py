@@ -28,8 +28,9 @@ class WeightState(Struct, eq=False, dict=True):
     tensors: dict[str, TensorRef]
     rank: int | None = None
     step: int | None = None
-    #: Names that stood twice, and files that cannot be read.
+    #: Names that stood twice, and files that cannot be read; the latter alone.
     problems: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Fused tensors ask for the same few sources in turn; more would hold a model in memory.
@@ -123,7 +124,9 @@ def _add(states: dict[tuple[int | None, int | None, str], WeightState], path: Pa
             state.problems.append(f"{ref.name}: another tensor of {path} is called {name}, too; the first is taken")
         else:
             state.tensors[name] = ref
-    state.problems += [f"{problem.where}: {problem.what}" for problem in record.problems]
+    unread = [f"{problem.where}: {problem.what}" for problem in record.problems]
+    state.problems += unread
+    state.unread += unread
 
 
 def parameters(fields: Sequence[TensorRef]) -> list[TensorRef]:

@@ -97,6 +97,20 @@ def layers_beside(block: Block, sender: WeightState) -> Iterator[Suspect]:
             yield Suspect("other layer", f"the values of layer {number}", lambda moved=moved: moved.of(sender))  # type: ignore[misc]
 
 
+def siblings(block: Block, sender: WeightState) -> Iterator[Suspect]:
+    """Parameters of one module that are called alike and have one shape: k in the place of q, up in that of gate."""
+    parts = block.piece.source.split(".")
+    shape = sender.shape(block.piece.source)
+    for name, ref in sender.tensors.items():
+        others = name.split(".")
+        apart = [at for at, (one, other) in enumerate(zip(parts, others, strict=False)) if one != other]
+        if len(others) != len(parts) or len(apart) != 1 or parts[apart[0]].isdigit() or ref.shape != shape:
+            continue
+        piece = block.piece.__class__(block.piece.label, name, block.piece.expert, block.piece.of_stack)
+        moved = Block(piece, block.cut, block.rows, block.expert, block.shards)
+        yield Suspect("swapped", f"the values of {name}", lambda moved=moved: moved.of(sender))  # type: ignore[misc]
+
+
 def _layers(sender: WeightState) -> int:
     numbers = [int(found.group(1) or found.group(2)) for name in sender.tensors if (found := _LAYER.search(name))]
     return max(numbers, default=-1) + 1

@@ -138,7 +138,8 @@ def _diverging(answer: RuleAnswer, pair: PairFigures, held: Limits, before: str 
         return found
     # A cast is harmless: equal after rounding to the narrower dtype is CLOSE. More than a cast was computed in it.
     if cast.value <= allowed:
-        said = f"equal after rounding to {cast.text}"
+        assert held.context.rounded is not None  # the cast was seen in it
+        said = held.context.rounded.said or f"equal after rounding to {cast.text}"
         return Judgement(Verdict.CLOSE, said, rule=Decision("cast", cast.value, allowed))
     more = f"more than a cast: {cast.value:,} elements differ after rounding to {cast.text} too"
     return replace(found, reason=f"{found.reason}; {more}")

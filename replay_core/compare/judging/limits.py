@@ -109,6 +109,8 @@ SCALAR_ERRORS, SCALAR_RELATIVE = 4.0, 0.1
 #: Gain b = (1 + beta) a, bias b = a + c: a bug where it explains this part of the difference and is larger than
 #: rounding can make it (c in rms of a).
 GAIN_SHARE = 0.5
+#: A constant is named instead of a factor that explains less by this: of values that are nearly one number both do.
+GAIN_BESIDE_BIAS = 0.05
 GAIN_FLOOR = dict(zip(FAMILIES, (1e-9, 5e-5, 1e-3, 4e-3, 3e-2), strict=True))
 
 #: A gradient that lives off few tokens is off by one factor, too: the factor explains this much, or is larger than so

@@ -17,9 +17,9 @@ from replay_core.compare.judging.tolerance import Tolerances
 from replay_core.compare.judging.verdict import EXACT_KINDS, SCALAR_KINDS, Rounded
 from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, TensorPair
 from replay_core.compare.pairing.chunks import rows_of_a_chunk
-from replay_core.dtypes import coarsest, family
+from replay_core.dtypes import DTYPES, Dtype, coarsest, family
 from replay_core.measure import from_files
-from replay_core.measure.figures import PairFigures
+from replay_core.measure.figures import F64, PairFigures
 from replay_core.measure.number import figures_of_numbers
 from replay_core.measure.pair import figures
 from replay_core.records import Inline, TensorRef
@@ -209,17 +209,47 @@ def _is_floating(dtype: str) -> bool:
 
 
 def _rounded(dtypes: tuple[str, str], rows: Rowwise) -> Rounded | None:
-    """What is left of the difference of two resolutions after rounding both to the narrower."""
-    if not all(map(_is_floating, dtypes)) or family(dtypes[0]) == family(dtypes[1]):
+    """What is left of the difference of two resolutions after rounding both to the narrower.
+
+    Each may be a cast of what neither holds (fp16 and bf16 of the same fp32 weights): what no number between rounds to
+    both is left.
+    """
+    if not all(map(_is_floating, dtypes)) or dtypes[0] == dtypes[1]:
         return None
-    name = next(dtype for dtype in dtypes if family(dtype) == coarsest(*dtypes))
+    known = [DTYPES[dtype] for dtype in dtypes if dtype in DTYPES]
+    if family(dtypes[0]) == family(dtypes[1]):
+        # Two layouts of eight bits: what the wider of the two leaves of a number is no matter of the narrower's digits.
+        if len(known) < 2 or known[0].eps == known[1].eps or not all(one.eps for one in known):
+            return None
+        name = max(known, key=lambda one: one.eps or 0.0).name
+    else:
+        name = next(dtype for dtype in dtypes if family(dtype) == coarsest(*dtypes))
     narrow = pages.numpy_dtype(name)
-    unequal = 0
+    unequal, of_both = 0, False
     with np.errstate(over="ignore", invalid="ignore"):
         for chunk_a, chunk_b in rows.counted():
             x, y = (chunk.astype(narrow).astype(np.float64) for chunk in (chunk_a, chunk_b))
-            unequal += int(np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y))))
-    return Rounded(name, unequal)
+            left = (x != y) & ~(np.isnan(x) & np.isnan(y))
+            if left.any() and len(known) == 2:
+                a, b = (np.asarray(chunk[left], dtype=np.float64) for chunk in (chunk_a, chunk_b))
+                apart = np.abs(b - a) > _half_a_step(known[0], a, b) + _half_a_step(known[1], b, a)
+                of_both |= bool((~apart).any())
+                unequal += int(np.count_nonzero(apart | ~np.isfinite(a - b)))
+            else:
+                unequal += int(np.count_nonzero(left))
+    said = f"casts of the same numbers to {dtypes[0]} and {dtypes[1]}" if of_both else f"equal after rounding to {name}"
+    return Rounded(name, unequal, said)
+
+
+def _half_a_step(dtype: Dtype, at: F64, towards: F64) -> F64:
+    """How far a number may lie from one of a dtype, on the side of another, and still be rounded to it."""
+    least = dtype.smallest_normal or 0.0
+    mantissa, exponent = np.frexp(np.maximum(np.abs(at), least))
+    step = np.ldexp(dtype.eps or 0.0, exponent - 1)
+    # Below a power of two the steps are half as wide.
+    is_below = (mantissa == 0.5) & (np.abs(towards) < np.abs(at)) & (np.abs(at) > least)  # noqa: PLR2004
+    half: F64 = np.where(is_below, step / 4, step / 2)
+    return half
 
 
 def _by_samples(rows: Rowwise, counted: PairFigures) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
 from replay_core.dtypes import EPS
-from replay_core.measure.figures import F64, PairFigures
+from replay_core.measure.figures import F64, PairFigures, Totals
 from replay_core.measure.quantile import median, quantile
 
 Called = Callable[[float], str]
@@ -61,17 +61,29 @@ def worst_row(pair: PairFigures, *, is_gradient: bool = False) -> float:
 
 
 def gain(pair: PairFigures) -> Seen | None:
-    """|beta| where b is a times 1 + beta, as far as one factor explains the difference."""
+    """|beta| where b is a times 1 + beta, as far as one factor explains the difference, and what b is.
+
+    Of two tensors that have nothing to do with each other, the factor 0 explains half of the difference: all of a.
+    """
     # An element that outweighs all others (a massive activation) makes its own rounding look like a factor; so do
     # massive channels, which then hold no factor for the rest.
     if min(pair.total.count, pair.total.weighty) < limits.PATTERN_ELEMENTS:
         return None
     both = (pair,) if pair.rest is None else (pair, pair.rest)
-    if any(one.total.gain_share < limits.GAIN_SHARE for one in both):
+    if any(one.total.gain_share < limits.GAIN_SHARE or not _is_of_a(one.total) for one in both):
+        return None
+    constant = pair.total.bias_share
+    if constant >= limits.GAIN_SHARE and constant > pair.total.gain_share + limits.GAIN_BESIDE_BIAS:
         return None
     explained = 100 * pair.total.gain_share
     text = f"b is a times {factor(pair.total.gain)}: one factor explains {explained:.0f}% of the difference"
     return Seen(min(abs(one.total.gain) for one in both), text)
+
+
+def _is_of_a(total: Totals) -> bool:
+    """Whether what the factor leaves of a is most of b; or nothing is left at all."""
+    left = total.d2 * (1 - total.gain_share)
+    return left <= (1 - limits.GAIN_SHARE) * total.b2 or total.b2 <= NOTHING**2 * total.a2
 
 
 def bias(pair: PairFigures) -> Seen | None:

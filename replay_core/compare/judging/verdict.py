@@ -68,6 +68,8 @@ class Rounded(Struct, frozen=True):
 
     dtype: str
     unequal: int
+    #: What is said where none does.
+    said: str = ""
 
 
 class Context(Struct):

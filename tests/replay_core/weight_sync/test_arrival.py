@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from replay_core import workbench
 from replay_core.documents.weights import WeightsDocument
+from replay_core.errors import ExitCode
+from replay_core.export.outcome import exit_code
 from replay_core.recorder import record_weights
 from tests.replay_core.weight_sync import megatron
 from tests.replay_core.weight_sync.engine import EngineWorker
@@ -361,3 +364,63 @@ def test_a_megatron_checkpoint_that_lacks_a_rank_is_said(dense: Trained, tmp_pat
     record_weights(Module(worker(dense).parameters), tmp_path / "engine", step=2)
     with pytest.raises(DumpError, match="ranks of a Megatron checkpoint are missing"):
         workbench.compare_weights(sent, [tmp_path / "engine"])
+
+
+def _unfused(trained: Trained, folder: Path, change: Callable[[Weights], None]) -> WeightsDocument:
+    """An engine that keeps the checkpoint's own parameters, in bfloat16."""
+    held = {name: tensor.bfloat16() for name, tensor in trained.steps[2].items()}
+    change(held)
+    folder.mkdir()
+    save_file(held, folder / "model.safetensors")
+    return workbench.compare_weights(trained.paths[2], [folder], before=trained.paths[0])
+
+
+K, V = (f"model.layers.1.self_attn.{word}_proj.weight" for word in "kv")
+
+
+def _turned(held: Weights) -> None:
+    held[K], held[V] = held[V], held[K]
+
+
+def _k_twice(held: Weights) -> None:
+    held[V] = held[K].clone()
+
+
+@pytest.mark.parametrize(("change", "moved"), [(_turned, {K, V}), (_k_twice, {V})])
+def test_parameters_exchanged_where_nothing_is_fused(
+    change: Callable[[Weights], None], moved: set[str], dense: Trained, tmp_path: Path
+) -> None:
+    doc = _unfused(dense, tmp_path / "engine", change)
+    assert {name for name, arrival in wrong(doc) if arrival == "swapped"} == moved == {name for name, _ in wrong(doc)}
+    assert "_proj.weight" in doc["headline"].split("holds the values of")[1]
+
+
+def test_a_digest_tells_parameters_exchanged_where_nothing_is_fused(dense: Trained, tmp_path: Path) -> None:
+    held = {name: tensor.bfloat16() for name, tensor in dense.steps[2].items()}
+    _turned(held)
+    assert set(wrong(judged(dense, held, tmp_path, digests=True))) == {(K, "swapped"), (V, "swapped")}
+
+
+def test_rows_that_were_not_written_hold_in_the_engines_dtype_what_stood_there(dense: Trained, tmp_path: Path) -> None:
+    def half(held: Weights) -> None:
+        held[K][8:] = dense.steps[0][K][8:].bfloat16()
+
+    (found,) = [one for one in _unfused(dense, tmp_path / "engine", half)["destinations"] if one["arrival"] != "arrived"]
+    assert found["arrival"] == "partly"
+    assert "they hold what was there before the push" in found["what"]
+
+
+def test_a_lost_shard_of_the_engine_leads_and_is_wrong_bytes(dense: Trained, tmp_path: Path) -> None:
+    _unfused(dense, tmp_path / "engine", lambda held: None)
+    engine = tmp_path / "engine"
+    whole = load_file(engine / "model.safetensors")
+    names = sorted(whole)
+    shards = {name: f"model-0000{1 + (at >= 5)}-of-00002.safetensors" for at, name in enumerate(names)}
+    (engine / "model.safetensors").unlink()
+    (engine / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    save_file({name: whole[name] for name in names[:5]}, engine / "model-00001-of-00002.safetensors")
+    doc = workbench.compare_weights(dense.paths[2], [engine])
+    assert not doc["agrees"]
+    assert doc["headline"].startswith("cannot be read: ")
+    assert "model-00002-of-00002.safetensors" in doc["headline"].split(";")[0]
+    assert exit_code(doc) == ExitCode.BAD_BYTES

@@ -250,3 +250,31 @@ def test_a_response_mask_that_counts_padding_is_no_difference_in_padding_alone(t
     row = row_of(found, "response_mask")
     assert row.verdict is Verdict.DIFF
     assert "all in padding: one side's mask counts padding" in row.reason
+
+
+@pytest.mark.parametrize("pair", [(torch.float16, torch.bfloat16), FP8, (torch.bfloat16, torch.float8_e4m3fn)], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_two_casts_of_the_same_weights_are_casts(
+    pair: tuple[torch.dtype, torch.dtype], turned: bool, tmp_path: Path
+) -> None:
+    """Rounded twice is another number than rounded once: what is between both is asked for."""
+    weights = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 0.05
+    a, b = (weights.to(dtype) for dtype in (reversed(pair) if turned else pair))
+    assert verdict_of(tmp_path / "cast", a, b, "model.layers.0.mlp.up_proj.weight") is Verdict.CLOSE
+    moved = b.float()
+    moved[7] *= -3
+    moved = moved.to(b.dtype)
+    assert verdict_of(tmp_path / "moved", a, moved, "model.layers.0.mlp.up_proj.weight") is Verdict.DIFF
+
+
+def test_what_has_nothing_to_do_with_another_is_no_factor_of_it(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    a, b = torch.randn(32, 32, generator=draw), torch.randn(32, 32, generator=draw)
+    others = [
+        (b, "relative L2"), (0.3 * b, "relative L2"), (a - 1, "one constant"), (0.5 * a, "one factor"),
+        (0 * a, "times 0"), (-a, "times -1"),
+    ]  # fmt: skip
+    for number, (other, word) in enumerate(others):
+        row = row_of(compare_fields(tmp_path / str(number), {"x": a}, {"x": other}), "x")
+        assert row.verdict is Verdict.DIFF
+        assert word in row.reason.split(";")[0], row.reason
