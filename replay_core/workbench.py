@@ -123,6 +123,16 @@ def _all_statistics(record: Record) -> dict[str, Statistics]:
     }
 
 
+def holds_tensor(path: Path, name: str, *more: Path, **selection: Any) -> bool:
+    """Whether a record that the selection leaves has a tensor of that name."""
+    from replay_core.inspection.subject import holders
+
+    try:
+        return bool(holders(open_run(path, *more).select(**selection), name))
+    except RldbgError:
+        return False
+
+
 def find_record(run: Run, key: RecordKey | None = None, *, holding: str | None = None, **selection: Any) -> Record:
     """The record of a key, or the only one a selection leaves; of several, the only one that holds a tensor."""
     if key is not None:

@@ -749,6 +749,15 @@ def _element(row: TensorVerdict) -> tuple[Any, ...]:
 def _nothing(
     result: Comparison, records_a: list[Record], records_b: list[Record], unused: list[str]
 ) -> NothingComparableError:
+    if result.tally.compared:
+        count = result.tally.compared
+        them = "the tensor in common is" if count == 1 else f"all {count:,} tensors in common are"
+        return NothingComparableError(
+            f"{them} empty, or padding alone: not one value was compared",
+            file=f"{result.a.path} and {result.b.path}",
+            expected="at least one value",
+            hint=f"rldbg ls {result.b.path}",
+        )
     skipped = result.tally.first_skipped
     said = [*(problem.what for problem in result.problems[:1]), *([skipped] if skipped else []), *unused[:2]]
     return NothingComparableError(

@@ -38,6 +38,7 @@ class PaddedRows(Struct, frozen=True):
 class ValueEvidence(Struct):
     """One batch, A against B. `floor` is the rms difference that rounding explains, in the values' unit.
 
+    padding_tokens: positions of padding; padding_apart: those of them that are not equal.
     differs: whether what counts parts beyond rounding. starts: the first valued position of each row that parts, -1
     where none does.
     """
@@ -54,6 +55,7 @@ class ValueEvidence(Struct):
     differs: bool
     padding_differs: bool
     padding_tokens: int
+    padding_apart: int = 0
     order: list[int] | None = None
     shift: int = 0
     starts: Ints | None = None
@@ -98,7 +100,9 @@ def gather(a: Values, b: Values, *, threshold: float) -> ValueEvidence:
     )
     if valid_BT is not None:
         pads_BT = ~valid_BT
-        made.padding_tokens = int(pads_BT.sum())
+        with np.errstate(invalid="ignore"):
+            same_BT = (a.values_BT == b.values_BT) | (np.isnan(a.values_BT) & np.isnan(b.values_BT))
+        made.padding_tokens, made.padding_apart = int(pads_BT.sum()), int((pads_BT & ~same_BT).sum())
         made.padding_differs = _apart(a, b, pads_BT, floor, fit)
         # Which positions are padding, either side's mask may know.
         hidden_BT = ~np.logical_and.reduce([one.valid_BT for one in (a, b) if one.valid_BT is not None])

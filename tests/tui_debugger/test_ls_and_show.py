@@ -195,3 +195,13 @@ def test_a_hostile_tokenizer_beside_a_dump_costs_its_texts_alone(
 def test_an_empty_path_is_not_the_working_directory(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, ""]) == 2
     assert "the path is empty" in capsys.readouterr().err
+
+
+def test_a_folder_called_as_a_tensor_is_no_second_path(
+    dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(dump)
+    (dump / "reward").mkdir()
+    (dump / "reward" / "empty.jsonl").write_text("")
+    assert document(capsys, "show", "b/mine.jsonl", "reward")["a"]["name"] == "reward"
+    assert len(document(capsys, "ls", "b/mine.jsonl", "a")["records"]) == 3

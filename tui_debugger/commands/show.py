@@ -40,10 +40,11 @@ def command(
 ) -> int:
     """Show a record's fields with their statistics, or one tensor: statistics, histogram, values, text.
 
-    Several paths are one run. A last word that is no path names the tensor.
+    Several paths are one run. A last word that is no path names the tensor; so does the name of a folder here, where
+    what is shown has a tensor called so.
     """
     selection: dict[str, Any] = {"step": step, "rank": rank, "micro": micro, "stage": stage, "role": role}
-    if tensor is None and len(paths) > 1 and not _is_there(paths[-1]):
+    if tensor is None and len(paths) > 1 and _names_a_tensor(paths[-1], paths[:-1], selection):
         paths, tensor = paths[:-1], str(paths[-1])
     if at and part:
         raise click.UsageError("--at looks around an index, --slice prints a part: name one of them")
@@ -65,6 +66,14 @@ def _index(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter("an index is numbers with commas between, like 0,17", param_hint="--at") from None
+
+
+def _names_a_tensor(last: Path, paths: tuple[Path, ...], selection: dict[str, Any]) -> bool:
+    """Whether the last word is a tensor's name: it is no path, or a folder here that is called as a tensor is."""
+    if not _is_there(last):
+        return True
+    is_a_word = str(last) == last.name and last.is_dir()
+    return is_a_word and workbench.holds_tensor(paths[0], last.name, *paths[1:], **selection)
 
 
 def _is_there(path: Path) -> bool:

@@ -76,10 +76,14 @@ def answer_lines(doc: ParityDocument) -> list[str]:
     return lines
 
 
+def causes_of(batch: BatchEntry) -> str:
+    """The causes of a batch in words; what has none has values that are not finite."""
+    return ", ".join(one["kind"] or "not finite" for one in batch["causes"])
+
+
 def batch_lines(batch: BatchEntry, doc: ParityDocument) -> list[str]:
     shape = " x ".join(map(str, batch["shape"]))
-    causes = ", ".join(str(one["kind"]) for one in batch["causes"])
-    lines = [f"{batch['name']}  values {shape}  {batch['counted']} tokens count  cause: {causes}"]
+    lines = [f"{batch['name']}  values {shape}  {batch['counted']} tokens count  cause: {causes_of(batch)}"]
     lines += _table(batch, doc["threshold"])
     for name, region in _columns(batch):
         if region is not None and region["undefined"]:

@@ -169,6 +169,8 @@ def _below(what: str) -> Callable[[Seen, float, PairFigures, Limits], str]:
 def _rel_l2(pair: PairFigures, held: Limits) -> Seen:
     if pair.total.d2 < limits.UNSUMMABLE:
         return Seen(pair.max_rel, "too small to be squared", held.of("worst_row"))
+    if math.isinf(pair.total.d2) and math.isfinite(pair.max_abs):
+        return Seen(pair.max_rel, "too large to be squared", held.of("worst_row"))
     return Seen(pair.total.rel_l2, row_limit=held.of("worst_row"))
 
 

@@ -401,8 +401,18 @@ def _judge_layout(a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair) -> tup
     tokens = PairFigures(compared=int(micro_pair.a.layout.lengths.sum()))
     if a.shape == b.shape and np.array_equal(pages.array(a), pages.array(b)):
         return Verdict.SAME, f"equal in all {a.numel:,} elements compared", PairFigures(compared=a.numel)
+    if _holds_the_same_rows(a, b):
+        return Verdict.SAME, "equal row by row, in another order of the samples", PairFigures(compared=a.numel)
     reason = "the same samples, token for token, under other padding; tokens are compared one by one"
     return Verdict.PADDING, reason, tokens
+
+
+def _holds_the_same_rows(a: TensorRef, b: TensorRef) -> bool:
+    """Whether two masks of one shape are the same rows, whichever order the samples stand in."""
+    if len(a.shape) < 2 or a.shape != b.shape or not a.numel:
+        return False
+    rows = [pages.array(ref).reshape(len(pages.array(ref)), -1) for ref in (a, b)]
+    return all(np.array_equal(*column) for column in zip(*(one[np.lexsort(one.T)].T for one in rows), strict=True))
 
 
 def _judge_text(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:

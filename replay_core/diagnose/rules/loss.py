@@ -1026,6 +1026,16 @@ def _all_right(log: RunLog, steps: list[StepTold]) -> bool:
     return is_share and len(known) == len(steps) and 10 * sum(value == 1 for value in known) >= 9 * len(known)
 
 
+def _is_zero_and_fine(batch: StepBatch) -> bool:
+    """Whether the samples of a step tell that a loss of 0 is none to worry about."""
+    if not batch.has("advantages"):
+        return False
+    try:
+        return zero_and_fine(batch) is not None
+    except Skip:
+        return False
+
+
 @rule("L01", "loss 0, and the log does not say why", link="loss", scope="signals", needs=("loss|pg_loss",),
       source="the causes of a loss of 0: docs/evidence.md#loss-of-zero")  # fmt: skip
 def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
@@ -1043,6 +1053,9 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
         return
     told_in_micros = {point.step for point in log.micros("pg_loss")}
     zero = [step for step in steps_told(log) if step.loss == 0 and step.step not in told_in_micros]
+    # Where samples are recorded, they say why (D02).
+    told_by_samples = {batch.step for batch in (log.samples() if zero else ()) if _is_zero_and_fine(batch)}
+    zero = [step for step in zero if step.step not in told_by_samples]
     untold = [step for step in zero if step.is_dead is None and not step.grad]
     normal = [step for step in zero if step.is_dead is False and step.grad is None]
     if untold:

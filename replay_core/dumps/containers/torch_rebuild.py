@@ -169,7 +169,11 @@ def _with_metadata(ref: TensorRef, metadata: Any) -> TensorRef:
     if not metadata:
         return ref
     bits = " and ".join(str(bit) for bit, is_set in metadata.items() if is_set) if type(metadata) is dict else "unknown"
-    return ref.with_(source=Unreadable(f"the tensor's values wait for its {bits} bit")) if bits else ref
+    if not bits:
+        return ref
+    calls = "".join(f".resolve_{bit}()" for bit in ("conj", "neg") if bit in bits.split(" and "))
+    way_out = f": save it with {calls}" if calls else ""
+    return ref.with_(source=Unreadable(f"the tensor's values wait for its {bits} bit{way_out}"))
 
 
 def rebuild_parameter(loading: Loading, args: tuple[Any, ...]) -> Any:

@@ -347,3 +347,26 @@ def test_the_one_that_two_others_disagree_with_is_rolled(rolled: str, by: int, t
     word = rolled.split("_")[0]
     assert found.claim.startswith(f"{word} log-probabilities are shifted by {by:+d} token against"), found.claim
     assert rolled in found.next_step
+
+
+# ---- a loss of 0 that the samples explain
+
+
+def _known_by_one(_step: int, fields: Fields) -> None:
+    """Rows of one length: the mean over their tokens of centred advantages is 0, to the last bit."""
+    fields["input_ids"][:, PROMPT + 4 :] = 0
+    fields["response_mask"][:] = 0
+    fields["response_mask"][:, PROMPT : PROMPT + 4] = 1
+    fields["attention_mask"][:] = fields["response_mask"]
+    fields["attention_mask"][:, :PROMPT] = 1
+    signs_B = torch.tensor([1.0, -1.0, 1.0, -1.0]).repeat(2)
+    fields["rewards"] = (signs_B + 1) / 2
+    fields["advantages"] = signs_B.view(8, 1) * fields["response_mask"][:, 1:]
+
+
+def test_a_loss_of_zero_that_samples_explain_is_no_question(tmp_path: Path) -> None:
+    def nothing(_rows: Fields, _whole: Fields) -> torch.Tensor:
+        return torch.tensor(0.0)
+
+    found = look(record(tmp_path, _known_by_one, loss=nothing, metrics={"loss": 0.0}), "D02", "L01")
+    assert [one.id for one in found.findings] == ["D02"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tui_debugger import format as words
 from tui_debugger.handout.blocks import Bars, Block, Curve, Grid, Handout, Plain, Sayings, Section, Tone
 from tui_debugger.handout.sheets.comparison import first_facts, settings
-from tui_debugger.reports.parity import answer_lines, batch_lines
+from tui_debugger.reports.parity import answer_lines, batch_lines, causes_of
 
 if TYPE_CHECKING:
     from replay_core.documents.parity import BatchEntry, ParityDocument, RandomSource
@@ -65,9 +65,8 @@ def _batch(batch: BatchEntry, doc: ParityDocument, *, folded: bool) -> Section:
         ]  # fmt: skip
         head = ["row", "position", "a", "b", "b - a", "token", "text", "before it"]
         blocks.append(Grid(head, table, (), frozenset(range(6)), max(0, len(batch["worst"]) - _WORST)))
-    causes = ", ".join(str(one["kind"]) for one in batch["causes"])
     shape = " × ".join(map(str, batch["shape"]))
-    return Section(f"Batch {batch['name']} ({shape}), cause: {causes}", blocks, folded)
+    return Section(f"Batch {batch['name']} ({shape}), cause: {causes_of(batch)}", blocks, folded)
 
 
 def _randomness(rows: list[RandomSource]) -> Section:

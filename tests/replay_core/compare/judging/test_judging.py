@@ -278,3 +278,31 @@ def test_what_has_nothing_to_do_with_another_is_no_factor_of_it(tmp_path: Path) 
         row = row_of(compare_fields(tmp_path / str(number), {"x": a}, {"x": other}), "x")
         assert row.verdict is Verdict.DIFF
         assert word in row.reason.split(";")[0], row.reason
+
+
+def test_doubles_too_large_to_be_squared_are_told_in_numbers(tmp_path: Path) -> None:
+    a = torch.randn(32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e200
+    row = row_of(compare_fields(tmp_path, {"x": a}, {"x": 1.5 * a}), "x")
+    assert row.verdict is Verdict.DIFF
+    assert row.reason.startswith("relative difference 0.5 (")
+
+
+def test_masks_of_shuffled_samples_differ_in_no_padding(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    mask = (torch.arange(8) < torch.tensor([[8], [5], [7], [3]])).long()
+    fields = {
+        "input_ids": torch.randint(3, 90, (4, 8), generator=draw) * mask, "attention_mask": mask,
+        "old_log_probs": -torch.rand(4, 8, generator=draw) * mask,
+    }  # fmt: skip
+    turned = {name: value.flip(0) for name, value in fields.items()}
+    row = row_of(compare_fields(tmp_path, fields, turned, stage="forward_data"), "attention_mask")
+    assert (row.verdict, row.reason) == (Verdict.SAME, "equal row by row, in another order of the samples")
+    left = {name: torch.stack([x.roll(8 - int(m.sum())) for x, m in zip(value, mask, strict=True)])
+            for name, value in fields.items()}  # fmt: skip
+    row = row_of(compare_fields(tmp_path / "left", fields, left, stage="forward_data"), "attention_mask")
+    assert row.verdict is Verdict.PADDING
+
+
+def test_tensors_in_common_that_are_empty_are_called_so(tmp_path: Path) -> None:
+    with pytest.raises(NothingComparableError, match="the tensor in common is empty, or padding alone"):
+        compare_fields(tmp_path, {"x": torch.zeros(0, 4)}, {"x": torch.zeros(0, 4)})

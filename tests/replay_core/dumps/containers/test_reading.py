@@ -95,7 +95,7 @@ def test_a_module_state_dict_keeps_its_order(tmp_path: Path) -> None:
         (lambda: torch.eye(3).to_sparse(), "sparse"),
         (lambda: torch.eye(3).to_sparse_csr(), "sparse"),
         (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8), "quantised"),
-        (lambda: torch.ones(2, dtype=torch.complex64).conj(), "conj bit"),
+        (lambda: torch.ones(2, dtype=torch.complex64).conj(), "conj bit: save it with .resolve_conj()"),
         (lambda: torch.ones(2, 3, device="meta"), "meta device"),
         (lambda: torch.zeros(2, 3).to(torch.complex32), "complex32"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
