@@ -21,6 +21,14 @@ def inside(at: list[int], ref: TensorRef) -> bool:
     return len(at) == len(ref.shape) and all(0 <= i < n for i, n in zip(at, ref.shape, strict=True))
 
 
+def of_row(at: list[int], ref: TensorRef) -> list[int]:
+    """A place that is named by its row, of ragged rows stored one after the other; others are what they are."""
+    if ref.rows is None or len(at) != len(ref.shape) + 1 or not 0 <= at[0] < len(ref.rows):
+        return at
+    row, place, *rest = at
+    return [sum(ref.rows[:row]) + place, *rest] if 0 <= place < ref.rows[row] else at
+
+
 def starts(
     a: TensorRef, b: TensorRef | None, at: list[int] | None, known: tuple[Place, Place | None] | None = None
 ) -> tuple[Place, Place | None]:
@@ -37,11 +45,13 @@ def starts(
     same = b is not None and b.shape == a.shape
     if at is None and known is not None:
         return known[0], known[1] if known[1] is not None else (known[0] if same else None)
+    at = None if at is None else of_row(at, a)
     if at is not None and not inside(at, a):
         raise RequestError(
             "the index lies outside the tensor",
             tensor=a.name,
-            expected=f"an index into {list(a.shape)}",
+            expected=f"an index into {list(a.shape)}"
+            + ("" if a.rows is None else f", or a row (0 to {len(a.rows) - 1}) and a place in it"),
             found=str(at),
         )
     place = (0,) * len(a.shape) if at is None else tuple(at)

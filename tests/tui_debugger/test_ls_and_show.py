@@ -197,6 +197,13 @@ def test_an_empty_path_is_not_the_working_directory(command: str, capsys: pytest
     assert "the path is empty" in capsys.readouterr().err
 
 
+def test_a_place_of_ragged_rows_is_named_by_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = rows(tmp_path / "mine.jsonl", {"tokens": [1, 2, 3]}, {"tokens": [4]}, {"tokens": [5, 6]})
+    assert document(capsys, "show", str(path), "tokens", "--at", "2,1")["window"]["a"][-1] == 6
+    assert run(["show", str(path), "tokens", "--at", "1,1"]) == 2
+    assert "or a row (0 to 2) and a place in it" in capsys.readouterr().err
+
+
 def test_a_folder_called_as_a_tensor_is_no_second_path(
     dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

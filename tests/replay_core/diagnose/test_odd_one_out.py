@@ -365,8 +365,12 @@ def _known_by_one(_step: int, fields: Fields) -> None:
 
 
 def test_a_loss_of_zero_that_samples_explain_is_no_question(tmp_path: Path) -> None:
-    def nothing(_rows: Fields, _whole: Fields) -> torch.Tensor:
-        return torch.tensor(0.0)
-
-    found = look(record(tmp_path, _known_by_one, loss=nothing, metrics={"loss": 0.0}), "D02", "L01")
-    assert [one.id for one in found.findings] == ["D02"]
+    recorder = Recorder(tmp_path, flags=GRPO)
+    for step in range(3):
+        fields = batch(step)
+        _known_by_one(step, fields)
+        with recorder.step(step) as write:
+            for micro in range(2):
+                write("forward_data", {name: x[4 * micro : 4 * micro + 4] for name, x in fields.items()}, micro=micro)
+                write("loss", loss=torch.tensor(0.0), micro=micro)
+    assert [one.id for one in look(tmp_path, "D02", "L01").findings] == ["D02"]

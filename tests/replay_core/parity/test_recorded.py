@@ -17,6 +17,7 @@ from replay_core.errors import NothingComparableError, RequestError, RldbgError
 from tests.builders import save_file, write_dump
 from tests.fixtures import FIXTURES
 from tests.replay_core.documents.test_schema import validate
+from tui_debugger.reports.parity import parity_report
 
 ROLL = FIXTURES / "roll_critic"
 #: Region of a document -> of the recorded metrics.
@@ -140,6 +141,21 @@ def test_a_change_to_genuine_values_is_named_from_the_values_alone(tmp_path: Pat
     validate(document)
     assert document["cause"] == cause, document["why"]
     assert document["agrees"] is (cause == "equal")
+
+
+def test_positions_of_padding_that_are_equal_do_not_part(tmp_path: Path):
+    mask_BS = torch.ones(4, 12, dtype=torch.long)
+    mask_BS[1:3, 8:] = 0
+    a, b = torch.randn(4, 11, generator=torch.Generator().manual_seed(0)), torch.zeros(4, 11)
+    b += a
+    b[2, 8:] += 5
+    sides = [
+        recorded(tmp_path / side, values=values, attention_mask=mask_BS, response_mask=mask_BS)
+        for side, values in (("a", a), ("b", b))
+    ]
+    (cause,) = [one for one in workbench.recorded_parity(*sides)["batches"][0]["causes"] if one["kind"] == "padding"]
+    assert cause["numbers"]["padding_positions"] < 8
+    assert cause["why"].startswith(f"{cause['numbers']['padding_positions']} of ")
 
 
 def test_two_files_will_do_and_neither_need_two_directories(tmp_path: Path):
@@ -376,3 +392,15 @@ def test_a_padded_row_that_agrees_leaves_the_padding_out_of_it(tmp_path: Path) -
     there["values"][1] += torch.randn(11, generator=torch.Generator().manual_seed(7)) * 0.3
     document = workbench.recorded_parity(recorded(tmp_path / "a", **here), recorded(tmp_path / "b", **there))
     assert "only rows with padding" not in document["why"]
+
+
+def test_a_value_that_is_not_finite_is_the_cause_in_text_too(tmp_path: Path):
+    values = torch.randn(4, 11, generator=torch.Generator().manual_seed(0))
+    broken = values.clone()
+    broken[1, 4] = float("nan")
+    document = workbench.recorded_parity(
+        recorded(tmp_path / "a", values=values), recorded(tmp_path / "b", values=broken)
+    )
+    text = parity_report(document)
+    assert "cause: None" not in text
+    assert text.count("cause: not finite") == 2
