@@ -247,7 +247,7 @@ def _half_a_step(dtype: Dtype, at: F64, towards: F64) -> F64:
     mantissa, exponent = np.frexp(np.maximum(np.abs(at), least))
     step = np.ldexp(dtype.eps or 0.0, exponent - 1)
     # Below a power of two the steps are half as wide.
-    is_below = (mantissa == 0.5) & (np.abs(towards) < np.abs(at)) & (np.abs(at) > least)  # noqa: PLR2004
+    is_below = (mantissa == 0.5) & (np.abs(towards) < np.abs(at)) & (np.abs(at) > least)
     half: F64 = np.where(is_below, step / 4, step / 2)
     return half
 

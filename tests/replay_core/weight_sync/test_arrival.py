@@ -405,7 +405,9 @@ def test_rows_that_were_not_written_hold_in_the_engines_dtype_what_stood_there(d
     def half(held: Weights) -> None:
         held[K][8:] = dense.steps[0][K][8:].bfloat16()
 
-    (found,) = [one for one in _unfused(dense, tmp_path / "engine", half)["destinations"] if one["arrival"] != "arrived"]
+    (found,) = [
+        one for one in _unfused(dense, tmp_path / "engine", half)["destinations"] if one["arrival"] != "arrived"
+    ]
     assert found["arrival"] == "partly"
     assert "they hold what was there before the push" in found["what"]
 
