@@ -238,11 +238,10 @@ def _padding(ev: ValueEvidence) -> Cause:
     whole = f"over all positions Pearson is {r:.3f}" if r is not None else "over all positions there is no correlation"
     counted = ev.masked.pearson
     kept = f", over {ev.counted} tokens {counted:.3f}" if counted is not None else ""
-    of = "" if ev.padding_apart == ev.padding_tokens else f" of {ev.padding_tokens}"
-    why = f"{ev.padding_apart}{of} positions of padding part: {whole}{kept}; nobody reads them"
-    return Cause(
-        "padding", why, {"padding_positions": ev.padding_apart, "pearson_unmasked": r, "pearson_masked": counted}
-    )
+    apart = ev.padding_tokens if ev.padding is None else ev.padding.apart
+    of = "" if apart == ev.padding_tokens else f" of {ev.padding_tokens}"
+    why = f"{apart}{of} positions of padding part: {whole}{kept}; nobody reads them"
+    return Cause("padding", why, {"padding_positions": apart, "pearson_unmasked": r, "pearson_masked": counted})
 
 
 def _agreement(ev: ValueEvidence, a: CriticSide, b: CriticSide) -> Cause:

@@ -33,12 +33,13 @@ class PaddedRows(Struct, frozen=True):
 
     tokens_B: Ints
     unmasked_side: str | None
+    apart: int = 0
+    """Positions of padding that are not equal."""
 
 
 class ValueEvidence(Struct):
     """One batch, A against B. `floor` is the rms difference that rounding explains, in the values' unit.
 
-    padding_tokens: positions of padding; padding_apart: those of them that are not equal.
     differs: whether what counts parts beyond rounding. starts: the first valued position of each row that parts, -1
     where none does.
     """
@@ -55,7 +56,6 @@ class ValueEvidence(Struct):
     differs: bool
     padding_differs: bool
     padding_tokens: int
-    padding_apart: int = 0
     order: list[int] | None = None
     shift: int = 0
     starts: Ints | None = None
@@ -102,12 +102,13 @@ def gather(a: Values, b: Values, *, threshold: float) -> ValueEvidence:
         pads_BT = ~valid_BT
         with np.errstate(invalid="ignore"):
             same_BT = (a.values_BT == b.values_BT) | (np.isnan(a.values_BT) & np.isnan(b.values_BT))
-        made.padding_tokens, made.padding_apart = int(pads_BT.sum()), int((pads_BT & ~same_BT).sum())
+        made.padding_tokens = int(pads_BT.sum())
         made.padding_differs = _apart(a, b, pads_BT, floor, fit)
         # Which positions are padding, either side's mask may know.
         hidden_BT = ~np.logical_and.reduce([one.valid_BT for one in (a, b) if one.valid_BT is not None])
         bare = [side for side, one in (("A", a), ("B", b)) if one.valid_BT is not None and one.valid_BT.all()]
-        made.padding = PaddedRows(hidden_BT.sum(1), bare[0] if len(bare) == 1 and hidden_BT.any() else None)
+        bare_side = bare[0] if len(bare) == 1 and hidden_BT.any() else None
+        made.padding = PaddedRows(hidden_BT.sum(1), bare_side, int((pads_BT & ~same_BT).sum()))
     _where(made, a, b, valid_BT)
     _positions(made, a, b)
     _probes(made, a, b, threshold)
