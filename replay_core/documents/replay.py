@@ -504,6 +504,7 @@ class _PlanOptions(TypedDict, total=False):
     optimizer: Settings | str | None
     share_gpu: bool
     cold_compile: bool
+    unlike: str | None
 
 
 class PlanEntry(_PlanOptions):

@@ -145,7 +145,8 @@ def test_a_gradient_of_a_step_is_held_to_the_noise_of_its_micro_batches(
                 record("modules", {"layers.0.output": tensor(micro, by * noise * (1 - micro))}, micro=micro)
             record("gradient", {"grad.layers.0.w": tensor(5, by * off, torch.float32)})
         dumps.append(open_run(tmp_path / which))
-    assert row_of(compare_runs(*dumps), "grad.layers.0.w").verdict is verdict
+    a, b = dumps
+    assert row_of(compare_runs(a, b), "grad.layers.0.w").verdict is verdict
 
 
 @pytest.mark.parametrize(("size", "off", "verdict"), [
@@ -158,6 +159,6 @@ def test_a_light_row_of_a_gradient_rounds_as_its_terms_do(
     a, b = tensor(1, dtype=torch.float32), tensor(1, 0.05, torch.float32)
     a[3] *= size
     b[3] = a[3] + off * 0.05 * torch.randn(128, generator=torch.Generator().manual_seed(9))
-    fields = [{"modules": {"layers.0.output": tensor(0)}, "gradient": {"grad.w": of}} for of in (a, b)]
-    row = row_of(compared(tmp_path, *fields), "grad.w")
+    one, other = ({"modules": {"layers.0.output": tensor(0)}, "gradient": {"grad.w": of}} for of in (a, b))
+    row = row_of(compared(tmp_path, one, other), "grad.w")
     assert row.verdict is verdict, row.reason

@@ -47,7 +47,7 @@ def of_groups(fields: Fields, size: int) -> torch.Tensor:
 @pytest.mark.parametrize(("which", "words"), [(0, "batch's first"), (-1, "batch's last"), (2, "batch's 3th")])
 @pytest.mark.parametrize("unbiased", [True, False])
 def test_one_groups_std_for_all_is_named(
-    stored: torch.dtype, sizes: dict[str, int], which: int, words: str, unbiased: bool, tmp_path: Path
+    stored: torch.dtype, sizes: dict[str, Any], which: int, words: str, unbiased: bool, tmp_path: Path
 ) -> None:
     def change(_: int, fields: Fields) -> None:
         r = of_groups(fields, sizes["size"])
@@ -124,7 +124,7 @@ def with_critic(lam: float, *, subtract: bool = True, roll: int = 0, whiten: boo
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("whiten", [True, False])
 def test_a_critic_that_is_left_out_of_one_advantage_for_all_is_named(
-    sizes: dict[str, int], whiten: bool, tmp_path: Path
+    sizes: dict[str, Any], whiten: bool, tmp_path: Path
 ) -> None:
     left_out = recorded(tmp_path / "a", with_critic(1.0, subtract=False, whiten=whiten), flags=GAE, **sizes)
     (found,) = told(left_out, "D52")
@@ -196,7 +196,7 @@ def put(fields: Fields, scores: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("values", [(0.0, 1.0), (0.0, 0.1, 0.7, 1.0)])
-def test_rewards_of_the_step_before_are_named(sizes: dict[str, int], values: tuple[float, ...], tmp_path: Path) -> None:
+def test_rewards_of_the_step_before_are_named(sizes: dict[str, Any], values: tuple[float, ...], tmp_path: Path) -> None:
     def drawn(step: int, fields: Fields) -> torch.Tensor:
         torch.manual_seed(77 + step)
         return torch.tensor(values)[torch.randint(0, len(values), (len(fields["uid"]),))]
@@ -253,7 +253,7 @@ def test_fractions_that_are_lost_are_named(since: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", [1, -1])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_a_mask_of_another_row_is_named(by: int, sizes: dict[str, int], tmp_path: Path) -> None:
+def test_a_mask_of_another_row_is_named(by: int, sizes: dict[str, Any], tmp_path: Path) -> None:
     def change(_: int, fields: Fields) -> None:
         fields["response_mask"] = torch.roll(fields["response_mask"], by, 0)
 
