@@ -96,7 +96,7 @@ def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatc
         said = _kept(model, plan.flags.dtype)
     else:
         model, said = _from_directory(Path(reference), plan, batch)
-    model.eval().requires_grad_(False)
+    _name_backbone(model.eval().requires_grad_(False))
     if plan.flags.dtype == "float64":
         ready_for_float64(model)
     fit.need_vocabulary(model.config.get_text_config().vocab_size, batch, reference)
@@ -122,6 +122,12 @@ def _in_dtype(model: Any, name: str) -> Any:
     for module, key, buffer in frequencies if dtype.itemsize < torch.float32.itemsize else ():
         setattr(module, key, buffer)
     return model
+
+
+def _name_backbone(model: Any) -> None:
+    """Llama 4's and Mllama's text models name a part as their backbone that only their multimodal siblings have."""
+    if model.base_model is model and hasattr(model, "model"):
+        model.base_model_prefix = "model"
 
 
 def _kept(model: Any, name: str) -> list[str]:

@@ -54,7 +54,9 @@ def tensors(call):
 def states(part, model):
     """The final hidden state of every token, sample by sample."""
     model.set_attn_implementation(part["attention"])
-    run = model.base_model if part["compile"] == "off" else torch.compile(model.base_model, backend=part["compile"])
+    # Llama 4's text model names a part that it does not have.
+    backbone = model.base_model if model.base_model is not model else getattr(model, "model", model)
+    run = backbone if part["compile"] == "off" else torch.compile(backbone, backend=part["compile"])
     kernel = contextlib.nullcontext()
     if part["kernel"]:
         from torch.nn.attention import SDPBackend, sdpa_kernel

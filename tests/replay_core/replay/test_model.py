@@ -159,3 +159,13 @@ def test_a_factorys_model_keeps_its_frequencies_and_what_it_was_built_with_in_fl
     assert (kept.lm_head.weight.dtype, kept.model.rotary_emb.inv_freq.dtype) == (torch.float32, torch.float32)
     assert model._kept(kept, "bfloat16") == ["not in bfloat16, as the factory built them: lm_head.weight"]
     assert model._in_dtype(half, "float32").model.embed_tokens.weight.dtype == torch.float32
+
+
+def test_a_text_model_that_names_a_part_it_lacks_has_a_backbone_all_the_same() -> None:
+    config = AutoConfig.for_model(
+        "llama4_text", hidden_size=32, intermediate_size=64, intermediate_size_mlp=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, vocab_size=64, head_dim=16, num_local_experts=2, pad_token_id=0,
+    )  # fmt: skip
+    causal_lm = AutoModelForCausalLM.from_config(config)
+    model._name_backbone(causal_lm)
+    assert causal_lm.base_model is causal_lm.model
