@@ -32,6 +32,7 @@ DUAL = 3.0
 CLOSE, FLOOR = 2e-4, 1e-6
 #: Micro-batches that must agree before a free factor is no chance.
 FEWEST = 3
+REINFORCE = "-A log p, as REINFORCE's: neither a ratio nor a clip range stands in it"
 _UPSIDE_DOWN = "the ratio is upside down, old over new"
 _SMALLER = "the smaller of clipped and unclipped loss is taken, not the larger"
 _SIGN = "the sign is wrong: it is +A x ratio, and falls with the advantage"
@@ -121,6 +122,8 @@ class Surrogate(Struct, frozen=True):
     mistake: str = ""
     is_ratio: bool = True
     """Whether the ratio stands in it at all."""
+    how: str = ""
+    """What it is, where the range alone does not say it."""
 
     @property
     def cause(self) -> str:
@@ -234,13 +237,14 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
                 plain_N = policy_loss.clipped(ratio_N, a_N, clip_low=low, clip_high=high)
                 yield Surrogate(w * plain_N, (low, high))
                 yield Surrogate(w * np.where(a_N < 0, np.minimum(plain_N, -DUAL * a_N), plain_N), (low, high))
-                if logp_N is not None:
+                # CISPO's; without a range no ratio is left of it.
+                if logp_N is not None and high:
                     yield Surrogate(-w * ratio_N.clip(1 - low, 1 + high) * a_N * logp_N, (low, high))
                     yield Surrogate(-w * np.minimum(ratio_N, 1 + high) * a_N * logp_N, (low, high))
             yield Surrogate(-w * a_N * ratio_N)
         yield Surrogate(-w * a_N, is_ratio=False)
         if logp_N is not None:
-            yield Surrogate(-w * a_N * logp_N, is_ratio=False)
+            yield Surrogate(-w * a_N * logp_N, is_ratio=False, how=REINFORCE)
     sum_N = by_sequence(batch, r_N, known_N, summed=True)
     for w in every_w:
         for low, high in ranges:

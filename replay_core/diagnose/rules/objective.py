@@ -110,7 +110,7 @@ LEAST_RANGE = 1e-4
 def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
     """Whether the loss is made with another clip range than the stated one, or with none, and not with that one too."""
     stated = batch.laid.algorithm.clip_range
-    if stated is None or min(stated) < LEAST_RANGE or not found.is_ratio:
+    if stated is None or min(stated) < LEAST_RANGE or not (found.is_ratio or found.how):
         return False
     if found.clip is not None and batch.laid.algorithm.states_clip(*found.clip):
         return False
@@ -125,7 +125,11 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
 
 def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Finding | None:
     stated = given(batch.laid.algorithm.clip_range)
-    how = "not clipped" if one.clip is None else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
+    how = (
+        one.how or "not clipped"
+        if one.clip is None
+        else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
+    )
     meant = one.clip is None and not is_clipped(batch.laid.algorithm)
     return finding(
         "info" if meant else "error",
@@ -137,6 +141,9 @@ def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch
         link="ratio",
         cause="right where the loss that is stated is not clipped: the range is a default it leaves alone"
         if meant
+        else "the log-probability stands where its ratio to the old one belongs: the same gradient on the policy's own "
+        "samples alone, and nothing bounds an update"
+        if one.how
         else "the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
         "averaged",
         steps=[each.step for each, _ in every],

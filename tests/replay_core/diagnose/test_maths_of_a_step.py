@@ -146,6 +146,8 @@ class Made:
             loss = -np.minimum(ratio, 1 + high) * advantages
         if self.wrong == "unclipped":
             loss = -advantages * ratio
+        if self.wrong == "no ratio":
+            loss = -advantages * new
         if weights is not None:
             loss = loss * {"weights unused": 1.0, "weights twice": weights**2}.get(self.wrong, weights)
         k = new - ref

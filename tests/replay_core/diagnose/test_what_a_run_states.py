@@ -120,3 +120,8 @@ def test_parts_of_a_large_batch_are_looked_at_at_once() -> None:
     begun = time.process_time()
     assert whitening._of_parts(rng.normal(size=rows.size), x, rows, 1e-3, "response") is None
     assert time.process_time() - begun < 1.0
+
+
+def test_a_loss_of_log_probabilities_where_a_clipped_ratio_is_stated_is_called_what_it_is(tmp_path: Path) -> None:
+    every = said(tmp_path, Made("grpo", "no ratio"), "D50")
+    assert [("-A log p" in one.claim, "0 and 0" in one.claim) for one in every] == [(True, False)]
