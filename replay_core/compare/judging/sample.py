@@ -76,14 +76,15 @@ def _usual(of: NDArray[Any], off: F64, differs: NDArray[np.bool_], doubt: F64) -
     """The greatest of the samples' medians of what their tokens are off, of samples of some length that differ.
 
     Short ones that differ are one sample. Where even together they are short, most of their tokens being equal bit for
-    bit says what a small median does: noise spares no token. What is certain is equal whatever computed it.
+    bit says what a small median does: noise spares no token, but a step of half precision may move one of a few. What
+    is certain is equal whatever computed it.
 
     of: the sample of each token, rising.
     """
     found = list[float]()
     parted = np.unique(of[differs])
     starts, ends = np.searchsorted(of, parted), np.searchsorted(of, parted, side="right")
-    short = [np.zeros(0)]
+    short, most = [np.zeros(0)], 0.0
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         first = start + int(differs[start:end].argmax())
         begin = first if end - first >= limits.SAMPLE_TOKENS else start
@@ -91,10 +92,11 @@ def _usual(of: NDArray[Any], off: F64, differs: NDArray[np.bool_], doubt: F64) -
             found.append(float(np.median(off[begin:end])))
         else:
             short.append(off[start:end][doubt[start:end] > limits.LEAST_DOUBT])
+            most = max(most, float((off * doubt)[start:end].max()))
     together = np.concatenate(short)
     if together.size >= limits.SAMPLE_TOKENS:
         found.append(float(np.median(together)))
-    elif not found and 2 * np.count_nonzero(together == 0) > together.size:
+    elif not found and most > limits.LOGPROB_STEP_OF_HALF and 2 * np.count_nonzero(together == 0) > together.size:
         found.append(0.0)
     return max(found, default=None)
 
