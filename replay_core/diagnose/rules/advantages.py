@@ -46,7 +46,8 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             f"advantages are not centred by the group: they are {name}",
             f"{stated} measures a response against its own group: the mean is taken over the wrong axis",
         )
-    if name.endswith(MOVING) and stated in OF_GROUPS:
+    # A loss that is called GRPO's says little of the baseline.
+    if name.endswith(MOVING) and stated in OF_GROUPS and batch.laid.algorithm.names_an_estimator:
         return (
             f"advantages are not centred by the group: they are {name}",
             f"{stated} measures a response against its own group; here every group has the same baseline, which is no "

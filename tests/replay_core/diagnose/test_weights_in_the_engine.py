@@ -127,7 +127,7 @@ def test_what_is_paid_and_agrees_is_no_other_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gain", "stated", "drawn", "words"),
     [
-        (0.6, 0.6, None, "sampled at about T = 0.60 and the trainer's logits are not divided"),
+        (0.6, 0.6, None, "samples, and reports, at the T = 0.6 that is stated, and the trainer's forward does not"),
         (0.67, 1.5, None, "the trainer divides its logits by about T = 1.49 and the engine returns raw"),
         (1.43, 0.7, None, "or the trainer divides by the temperature of 0.7 twice"),
         (1.43, None, None, "or the rollout was sampled at T = 1.43"),
