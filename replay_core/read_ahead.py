@@ -87,6 +87,9 @@ def _facing(a: str, b: str) -> Iterator[tuple[str, str]]:
         if not waiting:
             return
         a, b = waiting.pop()
+        # A mirror of a remote dump has holes, which would be the same zeros; who reads it fills or refuses it.
+        if any(INSIDE in os.path.abspath(path) + os.sep for path in (a, b)):
+            continue
         size_a, size_b = _size(a), _size(b)
         if size_a is None and size_b is None:
             with suppress(OSError):
@@ -114,8 +117,7 @@ _now: _Ahead | None = None
 def reading(a: Path, b: Path) -> Iterator[None]:
     """Hold the files of two dumps against each other, on a thread, for the length of a `with`."""
     global _now
-    # A mirror of a remote dump has holes, which would be the same zeros.
-    if kernel.loaded() is None or any(INSIDE in os.path.abspath(path) + os.sep for path in (a, b)):
+    if kernel.loaded() is None:
         yield
         return
     _now = ahead = _Ahead(a, b)

@@ -99,6 +99,16 @@ def test_a_mirror_of_a_remote_dump_is_not_believed_as_its_holes_are_zeros(
         assert not read_ahead.knows_same(Path("a/modules/x.bin"), Path("b/modules/x.bin"), 0, 8)
 
 
+def test_a_mirror_within_a_folder_is_not_believed_either(dumps: tuple[Path, Path]):
+    for dump in dumps:
+        (dump / "rldbg-remote").mkdir()
+        _file(dump).rename(dump / "rldbg-remote" / "x.bin")
+    a, b = (dump / "rldbg-remote" / "x.bin" for dump in dumps)
+    with read_ahead.reading(*dumps):
+        _finished()
+        assert not read_ahead.knows_same(a, b, 0, 8)
+
+
 @pytest.mark.parametrize("what", ["gone", "a pipe"])
 def test_what_cannot_be_read_is_left_to_who_compares_it(dumps: tuple[Path, Path], what: str):
     a, b = dumps
