@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def pair_lines(a_RC: Rows, b_RC: Rows, spans: NDArray[np.int64]) -> tuple[F64, F
 
     None where there is no kernel, or none for what these are. Nothing is said of what is not finite: sums show it.
     """
-    name = str(a_RC.dtype)
+    name = _name(a_RC.dtype)
     real = _REALS.get(name)
     if real is None or a_RC.dtype != b_RC.dtype or not (_is_plain(a_RC) and _is_plain(b_RC)):
         return None
@@ -82,8 +83,13 @@ def moments(values: Rows) -> list[float] | None:
 
 
 def _address(values: Rows) -> int:
-    """Where the elements begin: `ctypes.data` makes two objects to say so, for each array of each chunk."""
-    return int(values.__array_interface__["data"][0])
+    """Where the elements begin. `__array_interface__` says so in twice the time, for each array of each chunk."""
+    return int(values.ctypes.data)
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
 
 
 def _is_plain(values: Rows) -> bool:

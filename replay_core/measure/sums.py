@@ -179,7 +179,7 @@ def are_held(
 
     rows: rows of a by their numbers, where sums ran in float32; `step` are looked at together.
     """
-    if not math.isfinite(total.lines[_A4].sum() + total.lines[_D2].sum()):
+    if not math.isfinite(total.lines[_A4 : _D2 + 1].sum()):
         return False
     return rows is None or not _vanishes((total if rest is None else rest).lines, rows, massive, step)
 
@@ -253,6 +253,9 @@ def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
 
 def _vanishes(lines: F64, rows: Callable[[NDArray[np.intp]], Rows], massive: Columns, step: int) -> bool:
     """Whether squares of some row were lost below what float32 can hold."""
+    least = lines[_A2 : _D2 + 1].min(axis=1)
+    if least[0] >= _LEAST_A2 and least[-1] >= _LEAST_D2:
+        return False
     if bool(((lines[_D2] < _LEAST_D2) & (lines[_MAX] > 0)).any()):
         return True
     small = np.flatnonzero(lines[_A2] < _LEAST_A2)
