@@ -17,9 +17,17 @@ PLACE = Path(__file__).with_name("native.kernel")
 PAIRS = frozenset(("bfloat16", "float16", "float32", "float64"))
 #: Dtypes of one tensor that it knows.
 MOMENTS = PAIRS | {"int64", "int32", "uint8", "bool"}
+#: Bytes of a number of a dtype that has NaN, and the bits of its largest one: an infinity, where it has one. What has
+#: larger bits, the sign apart, is NaN.
+LARGEST = {
+    "bfloat16": (2, 0x7F80), "float16": (2, 0x7C00), "float32": (4, 0x7F80_0000), "float64": (8, 0x7FF0 << 48),
+    "float8_e4m3fn": (1, 0x7E), "float8_e5m2": (1, 0x7C),
+}  # fmt: skip
 _FIGURES = 10
 _FD, _COUNT, _AT = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-_SAME_BYTES = (_FD, _COUNT, _FD, _COUNT, _COUNT, _AT, _AT, _COUNT, _COUNT, _AT)
+_BITS = ctypes.c_uint64
+_SAME_BYTES = (_FD, _COUNT, _FD, _COUNT, _COUNT, _AT, _AT, _COUNT, _COUNT, _AT, _COUNT, _BITS)
+_COUNT_NANS = (_FD, _COUNT, _COUNT, _COUNT, _BITS, _AT, _COUNT)
 _PAIR = (_AT, _AT, _COUNT, _COUNT, _AT, _COUNT, _AT, _COUNT, _AT, _AT)
 _FILES = (
     *(_FD, _COUNT, _FD, _COUNT, _COUNT), *(_AT, _COUNT, _COUNT), *(_AT, _COUNT), *(_AT, _COUNT), *(_AT,) * 6,
@@ -40,6 +48,7 @@ def loaded() -> ctypes.CDLL | None:
             files.restype, files.argtypes = ctypes.c_int64, _FILES
         found.read_rows.restype, found.read_rows.argtypes = ctypes.c_int64, (_FD, _COUNT, _COUNT, _AT, _COUNT, _AT)
         found.same_bytes.restype, found.same_bytes.argtypes = ctypes.c_int64, _SAME_BYTES
+        found.count_nans.restype, found.count_nans.argtypes = ctypes.c_int64, _COUNT_NANS
         for name in MOMENTS:
             getattr(found, f"moments_{name}").restype = None
         for name in PAIRS:
@@ -58,6 +67,14 @@ def read_rows(file: tuple[int, int], width: int, numbers: int, count: int, into:
     return library is not None and bool(library.read_rows(*file, width, numbers, count, into))
 
 
+class Told(ctypes.Structure):
+    """What `same_bytes` tells whoever looks while it reads, and is told: bytes found the same so far, what stops it
+    where it is not 0, and how many NaN were among them.
+    """
+
+    _fields_ = (("same", ctypes.c_int64), ("stop", ctypes.c_int64), ("nans", ctypes.c_int64))
+
+
 def same_bytes(
     a: tuple[int, int],
     b: tuple[int, int],
@@ -65,18 +82,31 @@ def same_bytes(
     rooms: tuple[int, int],
     first: int,
     block: int,
-    told: int | None = None,
+    told: Told,
+    dtype: str = "",
 ) -> bool | None:
     """Whether two stretches of files, each a descriptor and an offset, hold the same bytes.
 
     `first` bytes are read at once, then `block` after `block`, into rooms of that size at two addresses.
-    told: address of two int64: how many bytes were found the same so far, and what stops it where it is not 0.
+    dtype: what the bytes are, where NaN among them are to be counted (a key of `LARGEST`).
 
     None where there is no library, a file ends before, or it was stopped: who reads it otherwise finds out why.
     """
     library = loaded()
-    found = library.same_bytes(*a, *b, nbytes, *rooms, first, block, told) if library is not None else -1
+    at = ctypes.addressof(told)
+    of = LARGEST.get(dtype, (0, 0))
+    found = library.same_bytes(*a, *b, nbytes, *rooms, first, block, at, *of) if library is not None else -1
     return None if found < 0 else bool(found == nbytes)
+
+
+def count_nans(file: tuple[int, int], nbytes: int, dtype: str, room: int, block: int) -> int | None:
+    """How many numbers are NaN in a stretch of a file, a descriptor and an offset; read block by block into a room.
+
+    None where there is no library, none for that dtype, or the file ends before.
+    """
+    library = loaded() if dtype in LARGEST else None
+    found = -1 if library is None else int(library.count_nans(*file, nbytes, *LARGEST[dtype], room, block))
+    return None if found < 0 else found
 
 
 def moments_at(address: int, count: int, dtype: str) -> list[float] | None:

@@ -191,21 +191,65 @@ int64_t read_rows(int32_t file, int64_t at, int64_t width, const int64_t *number
     return 1;
 }
 
+// How many numbers of a block are NaN: those whose bits without the sign stand above infinity's, or, of an 8-bit type that
+// has none, above its largest number's. They are counted in the numbers' own width, MOST at a time.
+#define NANS(NAME, STORED, COUNT, MOST)                                                                                \
+    WIDEST static int64_t NAME(const char *restrict block, int64_t bytes, STORED above) {                              \
+        const STORED *restrict values = (const STORED *)block;                                                         \
+        const STORED sizes = (STORED)~((STORED)1 << (8 * sizeof(STORED) - 1));                                         \
+        int64_t count = bytes / (int64_t)sizeof(STORED), found = 0;                                                    \
+        for (int64_t start = 0; start < count; start += MOST) {                                                        \
+            int32_t size = count - start < MOST ? (int32_t)(count - start) : MOST;                                     \
+            COUNT here = 0;                                                                                            \
+            _Pragma("omp simd reduction(+ : here)") for (int32_t place = 0; place < size; place++)                     \
+                here += (COUNT)((STORED)(values[start + place] & sizes) > above);                                      \
+            found += here;                                                                                             \
+        }                                                                                                              \
+        return found;                                                                                                  \
+    }
+
+NANS(nans_of_8, uint8_t, uint8_t, 255)
+NANS(nans_of_16, uint16_t, uint16_t, 32768)
+NANS(nans_of_32, uint32_t, uint32_t, 32768)
+NANS(nans_of_64, uint64_t, uint64_t, 32768)
+
+static int64_t nans_in(const char *block, int64_t bytes, int64_t width, uint64_t above) {
+    switch (width) {
+    case 1: return nans_of_8(block, bytes, (uint8_t)above);
+    case 2: return nans_of_16(block, bytes, (uint16_t)above);
+    case 4: return nans_of_32(block, bytes, (uint32_t)above);
+    case 8: return nans_of_64(block, bytes, above);
+    default: return 0;
+    }
+}
+
+// How many numbers of `width` bytes are NaN in a stretch of a file, see NANS; -1 where it could not be read whole. A
+// block is a multiple of 8 bytes.
+int64_t count_nans(int32_t file, int64_t at, int64_t bytes, int64_t width, uint64_t above, char *room, int64_t block) {
+    int64_t found = 0;
+    for (int64_t start = 0; start < bytes; start += block) {
+        int64_t size = bytes - start < block ? bytes - start : block;
+        if (!read_all(file, room, size, at + start)) return -1;
+        found += nans_in(room, size, width, above);
+    }
+    return found;
+}
+
 // How many bytes two stretches of files have in common at their beginning, as far as whole blocks tell: all of them where
 // they are the same; -1 where one could not be read whole. Most that differ do so at once, hence a smaller first block.
-// told: how far it is, for whoever looks meanwhile, and a number that stops it where it is no longer 0.
+// told: how far it is, for whoever looks meanwhile; a number that stops it where it is no longer 0; and how many NaN were
+// among numbers of `width` bytes (0: none is looked for) up to there.
 int64_t same_bytes(int32_t file_a, int64_t at_a, int32_t file_b, int64_t at_b, int64_t bytes, char *room_a, char *room_b,
-                   int64_t first, int64_t block, volatile int64_t *told) {
+                   int64_t first, int64_t block, volatile int64_t *told, int64_t width, uint64_t above) {
     int64_t start = 0;
     for (int64_t size = first; start < bytes; size = block) {
         if (size > bytes - start) size = bytes - start;
         if (!read_all(file_a, room_a, size, at_a + start) || !read_all(file_b, room_b, size, at_b + start)) return -1;
         if (memcmp(room_a, room_b, (size_t)size)) break;
         start += size;
-        if (told) {
-            told[0] = start;
-            if (told[1]) break;
-        }
+        told[0] = start;
+        if (width) told[2] += nans_in(room_a, size, width, above);
+        if (told[1]) break;
     }
     return start;
 }

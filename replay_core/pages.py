@@ -439,25 +439,40 @@ def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | 
     Raises:
         DumpError: the bytes of one cannot be read.
     """
+    return _held_together(a, b, block)[0]
+
+
+def same_bytes_and_nans(a: TensorRef, b: TensorRef) -> tuple[bool | None, int]:
+    """As `same_bytes`; and, where they are the same, how many of the numbers are NaN, on both sides alike.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
+    is_same, nans = _held_together(a, b, _Blocks.SIZE, a.dtype)
+    return is_same, 0 if not is_same else count_nans(a) if nans is None else nans
+
+
+def _held_together(a: TensorRef, b: TensorRef, block: int, nans_of: str = "") -> tuple[bool | None, int | None]:
+    """What `same_bytes` says, and how many NaN of the dtype were seen on the way; None where nobody counted."""
     if a.rows != b.rows:
-        return None
+        return None, None
     if isinstance(a.source, Inline) and isinstance(b.source, Inline):
         # A log is made of numbers: to measure two that are the same costs twenty times as much.
         if a.dtype != b.dtype or a.shape != b.shape or a.is_text:
-            return False
+            return False, None
         one = array(a)
         # A NaN on both sides is worth counting.
-        return None if bool((one != one).any()) else one.tobytes() == array(b).tobytes()
+        return (None if bool((one != one).any()) else one.tobytes() == array(b).tobytes()), 0
     if not (isinstance(a.source, FileBytes) and isinstance(b.source, FileBytes)):
-        return None
+        return None, None
     if a.source.strides is not None or b.source.strides is not None:
-        return None
+        return None, None
     if a.dtype != b.dtype or a.shape != b.shape or a.source.big_endian != b.source.big_endian:
-        return None
+        return None, None
     if a.source.offset == b.source.offset and read_ahead.knows_same(
         a.source.path, b.source.path, a.source.offset, a.nbytes
     ):
-        return True
+        return True, None
     (room_a, at_a), (room_b, at_b) = _blocks.landing(a.source.offset, b.source.offset)
     # Most tensors that differ do so at once.
     start, count = 0, min(_Blocks.FIRST, block)
@@ -465,18 +480,52 @@ def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | 
         fd_a, fd_b = file_a.descriptor, file_b.descriptor
         if fd_a is not None and fd_b is not None:
             spans = (fd_a, a.source.offset), (fd_b, b.source.offset)
-            known = kernel.same_bytes(*spans, a.nbytes, (at_a, at_b), count, block)
+            is_counted = nans_of in kernel.LARGEST and not a.source.big_endian and sys.byteorder == "little"
+            told = kernel.Told()
+            known = kernel.same_bytes(*spans, a.nbytes, (at_a, at_b), count, block, told, nans_of if is_counted else "")
             if known is not None:
-                return known
-        compare = _memcmp()
+                return known, int(told.nans) if is_counted else None
+        compare, nans = _memcmp(), 0
         while start < a.nbytes:
             count = min(count, a.nbytes - start)
             file_a.into(room_a[:count], a.source.offset + start)
             file_b.into(room_b[:count], b.source.offset + start)
             if compare(at_a, at_b, count):
-                return False
+                return False, None
+            if _may_be_nan(nans_of):
+                import numpy as np
+
+                nans += _nans_of(np.frombuffer(room_a[:count], _stored(a, a.source)))
             start, count = start + count, block
-    return True
+    return True, nans
+
+
+def count_nans(ref: TensorRef) -> int:
+    """How many of a tensor's numbers are NaN.
+
+    Raises:
+        DumpError: its bytes cannot be read.
+    """
+    if not _may_be_nan(ref.dtype):
+        return 0
+    where = ref.source
+    if isinstance(where, FileBytes) and where.strides is None and not where.big_endian and sys.byteorder == "little":
+        (_, at), _ = _blocks.landing(where.offset, 0)
+        with Stream(where.path) as file:
+            if file.descriptor is not None:
+                span = file.descriptor, where.offset
+                known = kernel.count_nans(span, ref.nbytes, ref.dtype, at, _Blocks.SIZE)
+                if known is not None:
+                    return known
+    return sum(_nans_of(chunk) for _, chunk in flat_chunks(ref))
+
+
+def _may_be_nan(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _nans_of(values: np.ndarray[Any, Any]) -> int:
+    return int((values != values).sum())
 
 
 @cache

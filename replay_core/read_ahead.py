@@ -6,7 +6,6 @@ differ, or one is asked about before it was reached, nothing is known and whoeve
 
 from __future__ import annotations
 
-import ctypes
 import os
 import stat
 import threading
@@ -23,19 +22,13 @@ _SMALLEST, _MOST_ENTRIES = 1 << 20, 1000
 _FIRST, _BLOCK = 1 << 16, 1 << 18
 
 
-class _Reached(ctypes.Structure):
-    """What the kernel tells of one pair of files while it reads them, and is told."""
-
-    _fields_ = (("same", ctypes.c_int64), ("stop", ctypes.c_int64))
-
-
 class _Ahead(threading.Thread):
     """Holds the files of b against those of the same place in a that are as large."""
 
     def __init__(self, a: Path, b: Path) -> None:
         super().__init__(name="rldbg-read-ahead")
         self._a, self._b = str(a), str(b)
-        self._reached: dict[tuple[str, str], _Reached] = {}
+        self._reached: dict[tuple[str, str], kernel.Told] = {}
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -70,10 +63,10 @@ class _Ahead(threading.Thread):
             file_b = os.open(b, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(file_a).st_size
-                reached = self._reached[a, b] = _Reached()
+                reached = self._reached[a, b] = kernel.Told()
                 if self._is_stopped:
                     return
-                kernel.same_bytes((file_a, 0), (file_b, 0), size, rooms, _FIRST, _BLOCK, ctypes.addressof(reached))
+                kernel.same_bytes((file_a, 0), (file_b, 0), size, rooms, _FIRST, _BLOCK, reached)
             finally:
                 os.close(file_b)
         finally:

@@ -268,6 +268,8 @@ def compare_runs(
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
     result.problems = without_repeats(result.problems)
+    if (nans := result.tally.nans) is not None:
+        result.notes.insert(0, nans)
     result.notes += judge.notes
     if not names:
         result.notes += tolerances.unmet(compared)

@@ -39,6 +39,9 @@ class Tally(Struct):
     diverging: set[str] = field(default_factory=set)
     #: The first pair that is not the same, noise included: where two runs stop being bitwise equal.
     first_difference: TensorVerdict | None = None
+    #: Pairs with NaN on both sides alike, and the first of them.
+    with_nans: int = 0
+    first_with_nans: TensorVerdict | None = None
     gains: SharedGains = field(default_factory=SharedGains)
     clues: Clues = field(default_factory=Clues)
     #: Rows of tensors that several ranks hold: what is said of the ranks is said of all of these.
@@ -62,6 +65,10 @@ class Tally(Struct):
             self.compared += 1
             self.elements += row.figures.compared
             self.gains.take(row)
+            if row.figures.nans_of_both:
+                self.with_nans += 1
+                if _precedes(row, self.first_with_nans):
+                    self.first_with_nans = row
         self.is_looked_at = self.is_looked_at or _looked_at(row)
         if _precedes(row, self.first) and may_be_first(row):
             self.first = row
@@ -74,6 +81,15 @@ class Tally(Struct):
     def diverges(self) -> bool:
         """Whether any pair diverges, also one that is never first."""
         return any(verdict.diverges for verdict, number in self.verdicts.items() if number)
+
+    @property
+    def nans(self) -> str | None:
+        """What is said of pairs that hold NaN on both sides alike, which no verdict shows; None where none does."""
+        first = self.first_with_nans
+        if first is None:
+            return None
+        some = f"{self.with_nans:,} of {self.compared:,} tensors hold" if self.compared > 1 else "the tensor holds"
+        return f"{some} NaN at the same places of both, which is no difference: first {first.name} ({first.key})"
 
     @property
     def origin(self) -> Origin | None:

@@ -210,6 +210,11 @@ class PairFigures(Struct):
     precision: tuple[Precision, Precision] = field(default_factory=lambda: (Precision(), Precision()))
 
     @property
+    def nans_of_both(self) -> int:
+        """How many elements are NaN on both sides alike; 0 where one side alone has some."""
+        return self.nan_a if self.nan_a == self.nan_b and not self.nonfinite_mismatched else 0
+
+    @property
     def at_greatest(self) -> float:
         """|a| of the element furthest off; 0 where none is."""
         return abs(self.greatest.a) if self.greatest else 0.0
@@ -236,9 +241,9 @@ class PairFigures(Struct):
 
 
 @lru_cache(maxsize=256)
-def equal_figures(compared: int) -> PairFigures:
+def equal_figures(compared: int, nans: int = 0) -> PairFigures:
     """The figures of so many elements that are bitwise equal. They are shared: nobody may change them."""
-    return PairFigures(compared=compared)
+    return PairFigures(compared=compared, nan_a=nans, nan_b=nans)
 
 
 def _meets(one: tuple[float, float], other: tuple[float, float]) -> float:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_core import pages
+from replay_core import kernel, pages
 from replay_core.dumps import open_run
 from replay_core.dumps.fields import flatten
 from replay_core.errors import DumpError, TruncatedError
@@ -105,6 +105,35 @@ def test_same_bytes_sees_a_single_flipped_byte(stored: TensorRef, tmp_path: Path
 def test_same_bytes_does_not_answer_for_other_types_or_shapes(stored: TensorRef):
     assert pages.same_bytes(stored, stored.with_(dtype="int64")) is None
     assert pages.same_bytes(stored, stored.with_(shape=(30, 100))) is None
+
+
+_NANS_OF = ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"]
+
+
+@pytest.mark.parametrize("dtype", _NANS_OF)
+@pytest.mark.parametrize("by", ["the kernel", "numpy"])
+def test_nans_of_the_same_bytes_are_those_torch_sees(
+    dtype: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if by == "numpy":
+        monkeypatch.setattr(kernel, "loaded", lambda: None)
+    values = torch.linspace(-3, 3, 600_001)
+    values[1:] *= -1
+    values[[0, 7, 300_000, 600_000]] = torch.nan
+    if dtype in ("bfloat16", "float16", "float32", "float64", "float8_e5m2"):
+        values[3], values[4] = torch.inf, -torch.inf
+    stored = values.to(getattr(torch, dtype))
+    stored.view(torch.uint8)[-stored.element_size() :] |= 0x80  # its last is a negative NaN, wherever there is one
+    refs = [
+        open_run(save_file(tmp_path / name, {"x": stored, "ids": torch.arange(9)})).records[0].tensors()
+        for name in ("a.pt", "b.pt")
+    ]
+    by_name = [{ref.name: ref for ref in one} for one in refs]
+    seen = int(stored.float().isnan().sum())
+    assert seen == 4
+    assert pages.same_bytes_and_nans(by_name[0]["x"], by_name[1]["x"]) == (True, seen)
+    assert pages.count_nans(by_name[0]["x"]) == seen
+    assert pages.same_bytes_and_nans(by_name[0]["ids"], by_name[1]["ids"]) == (True, 0)
 
 
 @pytest.mark.parametrize("numbers", [[0], [3, 4, 5], [5, 3, 3], [0, 299], [299, 0, 150], list(range(300)), []])

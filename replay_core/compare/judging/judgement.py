@@ -22,6 +22,22 @@ def judge(
     counted: PairFigures, whole: PairFigures | None, context: Context, tolerances: Tolerances = DEFAULT
 ) -> Judgement:
     """Verdict of a pair. `counted`: over the tokens that count; `whole`: over every element, where masked apart."""
+    found = _held_to(counted, whole, context, tolerances)
+    nans = of_nans(counted)
+    return replace(found, reason=found.reason + nans) if nans else found
+
+
+def of_nans(figures: PairFigures) -> str:
+    """What a sentence ends in where numbers are NaN on both sides alike: they are no difference, and worth knowing."""
+    nans = figures.nans_of_both
+    if not nans:
+        return ""
+    if nans == figures.compared:
+        return "; NaN on both sides" if nans == 1 else "; every one is NaN on both sides"
+    return f"; NaN at the same {f'{nans:,} places' if nans > 1 else 'place'} of both"
+
+
+def _held_to(counted: PairFigures, whole: PairFigures | None, context: Context, tolerances: Tolerances) -> Judgement:
     held = tolerances.of(context)
     found = _judged(counted, whole, held)
     if not held.given:

@@ -34,6 +34,8 @@ class Measured(Struct):
     """What one look at a pair found. `figures` is None where the bytes are the same, `rows` of two numbers as well."""
 
     figures: PairFigures | None = None
+    #: Of the same bytes, how many numbers are NaN.
+    nans: int = 0
     unmasked: PairFigures | None = None
     rows: Rowwise | None = None
     exact: bool = False
@@ -62,8 +64,10 @@ def measure(pair: TensorPair, micro_pair: MicroBatchPair, tolerances: Tolerances
     meaning = naming.meaning(pair.name)
     if not bitwise and meaning.kind in SCALAR_KINDS and (single := _of_numbers(pair.name, a, b, tolerances)):
         return single
-    if micro_pair.in_order(a, b) and pages.same_bytes(a, b):
-        return Measured(dtypes=(a.dtype, b.dtype))
+    if micro_pair.in_order(a, b):
+        is_same, nans = pages.same_bytes_and_nans(a, b)
+        if is_same:
+            return Measured(nans=nans, dtypes=(a.dtype, b.dtype))
     rows = Rowwise(a, b, micro_pair)
     positions = meaning.kind == "positions"
     integral = is_integral(a), is_integral(b)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from replay_core import naming, pages
 from replay_core.compare.judging import copies, digests, limits
-from replay_core.compare.judging.judgement import judge
+from replay_core.compare.judging.judgement import judge, of_nans
 from replay_core.compare.judging.kept_figures import KeptFigures, is_worth_keeping
 from replay_core.compare.judging.locating import locate
 from replay_core.compare.judging.measuring import LookAhead, Measured
@@ -187,7 +187,7 @@ class Judge:
 
     def equal(self, pair: TensorPair, figures: PairFigures) -> TensorVerdict:
         """The row of a pair of numbers that are known to be the same, and that nothing is computed from."""
-        reason = "equal in all 1 elements compared" if figures.nan_a else EQUAL
+        reason = f"equal in all 1 elements compared{of_nans(figures)}" if figures.nan_a else EQUAL
         return TensorVerdict(pair.name, Verdict.SAME, reason, a=pair.a, b=pair.b, figures=figures)
 
     def _note_input(self, row: TensorVerdict) -> None:
@@ -239,7 +239,8 @@ class Judge:
         a, b = row.a[1], row.b[1]
         self._note_precision(row, found.dtypes)
         if found.figures is None:
-            row.reason, row.figures = EQUAL, equal_figures(a.numel)
+            row.figures = equal_figures(a.numel, found.nans)
+            row.reason = EQUAL + of_nans(row.figures)
             return
         row.figures, row.unmasked = found.figures, found.unmasked
         shown = self._shown.get(row.place)
