@@ -67,7 +67,7 @@ def read_rows(file: tuple[int, int], width: int, numbers: int, count: int, into:
     return library is not None and bool(library.read_rows(*file, width, numbers, count, into))
 
 
-class Held(ctypes.Structure):
+class Reach(ctypes.Structure):
     """What `same_bytes` tells whoever looks while it reads, and is told: bytes found the same so far, what stops it
     where it is not 0, and how many NaN were among them.
     """
@@ -82,7 +82,7 @@ def same_bytes(
     rooms: tuple[int, int],
     first: int,
     block: int,
-    told: Held,
+    told: Reach,
     dtype: str = "",
 ) -> bool | None:
     """Whether two stretches of files, each a descriptor and an offset, hold the same bytes.

@@ -481,7 +481,7 @@ def _held_together(a: TensorRef, b: TensorRef, block: int, nans_of: str = "") ->
         if fd_a is not None and fd_b is not None:
             spans = (fd_a, a.source.offset), (fd_b, b.source.offset)
             is_counted = nans_of in kernel.LARGEST and not a.source.big_endian and sys.byteorder == "little"
-            told = kernel.Held()
+            told = kernel.Reach()
             known = kernel.same_bytes(*spans, a.nbytes, (at_a, at_b), count, block, told, nans_of if is_counted else "")
             if known is not None:
                 return known, int(told.nans) if is_counted else None

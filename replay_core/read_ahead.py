@@ -28,7 +28,7 @@ class _Ahead(threading.Thread):
     def __init__(self, a: Path, b: Path) -> None:
         super().__init__(name="rldbg-read-ahead")
         self._a, self._b = str(a), str(b)
-        self._reached: dict[tuple[str, str], kernel.Held] = {}
+        self._reached: dict[tuple[str, str], kernel.Reach] = {}
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class _Ahead(threading.Thread):
             file_b = os.open(b, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(file_a).st_size
-                reached = self._reached[a, b] = kernel.Held()
+                reached = self._reached[a, b] = kernel.Reach()
                 if self._is_stopped:
                     return
                 kernel.same_bytes((file_a, 0), (file_b, 0), size, rooms, _FIRST, _BLOCK, reached)

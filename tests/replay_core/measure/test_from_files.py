@@ -167,6 +167,6 @@ def test_same_bytes_are_told_by_the_kernel(place: int | None, tmp_path: Path):
         assert a.descriptor is not None
         assert b.descriptor is not None
         spans = (a.descriptor, 2), (b.descriptor, 0)
-        assert kernel.same_bytes(*spans, content.size, at, 100, 4096, kernel.Held()) is (place is None)
+        assert kernel.same_bytes(*spans, content.size, at, 100, 4096, kernel.Reach()) is (place is None)
         if place is None:
-            assert kernel.same_bytes(*spans, content.size + 1, at, 100, 4096, kernel.Held()) is None
+            assert kernel.same_bytes(*spans, content.size + 1, at, 100, 4096, kernel.Reach()) is None
