@@ -364,14 +364,14 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"No space left on device|Errno 28\b|ENOSPC|[Dd]isk quota exceeded|PytorchStreamWriter failed|file write failed",
      "the disk is full: what was being written (a checkpoint, a cache) is broken",
      "df -h; keep fewer checkpoints; resume from the last whole one"),
+    (r"Weights only load failed|weights_only", "torch.load refuses to run code of a pickle (weights_only=True is the "
+     "default since torch 2.6)", "torch.serialization.add_safe_globals for what it names, if you trust the file"),
     (r"PytorchStreamReader failed|unexpected EOF|HeaderTooLarge|MetadataIncomplete|InvalidHeaderDeserialization"
      r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|metadata is not None"
      r"|file in archive is not|not a "
      r"ZIP|invalid load key",
      "a checkpoint or file is broken: half written, still being written, or a Git LFS pointer",
      "compare its size with another shard's; download or save it again; resume from the last whole one"),
-    (r"Weights only load failed|weights_only", "torch.load refuses to run code of a pickle (weights_only=True is the "
-     "default since torch 2.6)", "torch.serialization.add_safe_globals for what it names, if you trust the file"),
     (r"[Rr]an out of memory in memory space hbm",
      "the device (TPU) has too little memory (HBM) for the program that is compiled: the line says how much it takes",
      "smaller micro-batches or shorter sequences, more shards, rematerialisation (gradient checkpointing)"),

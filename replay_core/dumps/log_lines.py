@@ -1,6 +1,7 @@
 """The lines of a text log as their program wrote them, whatever stood between it and the file.
 
     (TaskRunner pid=812, ip=10.0.0.7) step:1 - ...     Ray
+    (Server pid=7) (EngineCore_DP0 pid=9) ERROR ...    Ray, and an engine of its actor's
     [rank1]: {'loss': 0.1}                             torchrun, torch's own tracebacks
     \\x1b[36m(pid=3)\\x1b[0m ...                         colours
     Epoch 1:  10%|#   |\\rEpoch 1:  20%|##  |           tqdm: one line of the file, several of the program
@@ -124,8 +125,9 @@ def line_of(number: int, text: str) -> TrainerLine:
         text = text.translate(_STRAIGHT)  # a word processor's quotes, as mail and chat make them
     stream, rank = "", None
     begins = text.lstrip()[:1]
-    if begins == "(" and (match := _RAY.match(text)):
-        stream, text = match.group(2), text[match.end() :]
+    # An engine that an actor of Ray has started names its own process behind the actor's.
+    while begins == "(" and (match := _RAY.match(text)):
+        stream, text = f"{stream}:{match.group(2)}" if stream else match.group(2), text[match.end() :]
         begins = text.lstrip()[:1]
     if begins == "[" and (match := _RANK.match(text)):
         rank = int(match.group(1))

@@ -10,13 +10,14 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
+from replay_core.diagnose.by_itself import advice, by_itself, not_divisible, setting_too_large
 from replay_core.diagnose.chains import earlier, heads
 from replay_core.diagnose.ends import GUESSES, SIGKILL, follows, of_the_last_run, said, tells, waited_in_vain, weight
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.misfits import misfit
-from replay_core.diagnose.raised import raised, unknown, with_code
+from replay_core.diagnose.misfits import Misfit, misfit
+from replay_core.diagnose.raised import Raised, raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.diagnose.with_values import with_values
@@ -87,6 +88,10 @@ def died(log: RunLog) -> Iterator[Finding]:
         return
     at_the_end = of_the_last_run(at_the_end, log)
     ends = heads(at_the_end, weight)
+    if ends and all(map(follows, ends)):
+        # What another process has logged, and went on waiting for its own end, is why these ended.
+        before = [one for one in told if (one.point.path, one.point.line) in logged and one.kind == "traceback"]
+        ends = [*(one for one in before if _is_why(one, last)), *ends]
     causes = [one for one in ends if not follows(one)] or ends
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
         stated = " ".join(one.text for one in log.events("main_failed"))
@@ -113,6 +118,11 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+def _is_why(one: Told, last: dict[str | None, int]) -> bool:
+    """Whether an exception that was only logged, behind the last work, tells why others ended."""
+    return (one.point.line or 0) > last.get(one.point.path, 0) and weight(one) < 2
 
 
 _CANCELLED = regex(r"^(?:\w+\.)*CancelledError\b|^RuntimeError: (?:Event loop is closed|cannot schedule new futures)")
@@ -261,6 +271,9 @@ def _dead(
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
     # of a list of weights that do not fit the empty one.
     one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=tells)
+    # Of several processes that say the same, the lines of one may be torn apart by another's: one has its frames.
+    if one.kind == "traceback" and not raised(one).frames:
+        one = next((each for each in every if said(each) == said(one) and raised(each).frames), one)
     # NCCL's watchdog also tells of a kernel that failed, which is no wait.
     where = raised(one)
     failed = "CUDA error" in one.text
@@ -285,12 +298,18 @@ def _dead(
         (cause, next_step), short = judge, in_short(judge[0])
     elif one.kind == "traceback" and (together := with_code(one, where)) is not None:
         short, cause, next_step = together
-    elif one.kind == "traceback" and (told_of := with_values(one, where, stated)) is not None:
+    elif one.kind == "traceback" and (
+        told_of := setting_too_large(said(one)) or with_values(one, where, stated) or _by_itself(one, where, stated)
+    ) is not None:
         short, cause, next_step = told_of.short, told_of.cause, told_of.next_step
     elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
         short, cause, next_step = _UNKNOWN_WEIGHT
     else:
         short, cause, next_step = _in_code(one, cause, next_step)
+        if short == _DIVIDES and (numbers := not_divisible(said(one), stated)):
+            short = f"{short}: {numbers}"
+        if (unknown(one, where) == (cause, next_step) or cause == _MISFITS) and (own_words := advice(said(one))):
+            next_step = f"as it says: {own_words[:200].rstrip('.')}; {next_step}"
     if one.kind == "traceback" and where.frames and not by_hand:
         # What is not known of, or only how it failed, is told by what the run was doing.
         if unknown(one, where) == (cause, next_step):
@@ -323,6 +342,19 @@ def _dead(
         next_step=next_step,
         steps=steps_of([one.point]),
     )
+
+
+#: Rows of the table that take a name or a type for what it need not be: what the text tells by itself goes before them.
+_TAKEN = regex(
+    r"^\w*(?:Trainer|Config)\b|unexpected keyword|'\w+' object has no attribute|not implemented for|CUDA (?:is )?|GPU"
+    r"|out of bounds|expected (?:scalar|dtype)|Unauthorized|Forbidden|401|403|non-empty"
+)
+
+
+def _by_itself(one: Told, where: Raised, stated: str) -> Misfit | None:
+    """What its words tell by themselves, where the table has no particular row for them."""
+    told, known = by_itself(one, where, stated), failure_of(said(one))
+    return told if known is None or known.general or _TAKEN.search(said(one)) else None
 
 
 class _Hang(Struct, frozen=True):
@@ -451,7 +483,7 @@ def _last_frame(one: Told) -> tuple[str, str]:
     return ("", "") if last is None else (frames[last], " ".join(frames[last + 1 : last + 2]))
 
 
-_SHAPES = "shapes do not fit"
+_SHAPES, _DIVIDES = "shapes do not fit", "numbers do not divide"
 #: What the table says of a name, an argument or a module that is not there.
 _MISFITS = known.cause if (known := failure_of("has no attribute")) is not None else ""
 _PARALLEL = regex(r"initialize_model_parallel|DeviceMesh|init_device_mesh|arange\(world_size\)")
@@ -466,13 +498,14 @@ _UNKNOWN_WEIGHT = (
 #: No sequence is as long, and vocabularies are.
 _VOCABULARY = 30000
 _OF_NONE = regex(r"'NoneType' object has no attribute '(\w+)'")
-_BARE = regex(r"^(?:\w+\.)*AssertionError\W*$")
+_BARE = regex(r"^(?:\w+\.)*AssertionError[\W\d]*$")
 #: A file that is not there, where a program was to be started; and what the frames say of which.
 _ABSENT = regex(r"^FileNotFoundError|RayTaskError\(FileNotFoundError\)")
 _STARTS = regex(r"subprocess_exec|create_subprocess|subprocess\.py|_execute_child|Popen")
 _PROGRAMS = regex(r"(docker[_ ]compose|docker|podman|apptainer|singularity|kubectl|git|nvcc|ninja|gcc|node|npm|ffmpeg"
     r"|lean|"
                   r"lake|bwrap|firejail|java|tmux|rsync|ssh|nsjail|conda)(?=[_\W])")  # fmt: skip
+_VIEWED = regex(r"shape '\[([\d, -]+)\]' is invalid for input of size ([1-9]\d*)")
 _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
@@ -510,6 +543,12 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
             "give the engine processes (and RANK, WORLD_SIZE) of its own, or the external launcher's form; compare TP "
             "x PP x DP with the world size",
         )
+    elif short == _SHAPES and (viewed := _VIEWED.search(one.text)) is not None:
+        sizes = [int(each) for each in re.findall(r"-?\d+", viewed[1])]
+        holds, there = math.prod(abs(each) for each in sizes), int(viewed[2])
+        part = f", {holds / there:g} times as many" if holds > there else f", {there / holds:g} times fewer"
+        short += f": [{viewed[1]}] holds {holds:,} numbers, and there are {there:,}{part if holds != there else ''}"
+        short += f" (in `{code[:100]}`)" if code else ""
     elif short == _SHAPES:
         sizes = _TWO_SIZES.search(one.text)
         small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)

@@ -93,6 +93,7 @@ _NEAR = 7
 #: How Ray tells of an allocator's error in another process: without its line.
 _CALLED = regex(r"ray::((?:\w+\.)?\w+\(\))")
 _WRAPPED = regex(r"RayTaskError\(OutOfMemoryError\)")
+_LOADS = "loading the model"
 #: Phases by the functions of trainers' frames and of Ray's methods, the innermost first; and what makes each smaller.
 _PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"(?i)update_weight|sync_(?:model|weight)|weight_sync|_to_(?:vllm|sglang|rollout)\b|wake_up|load_weights"),
@@ -118,11 +119,11 @@ _PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
      "a step of training",
      "lower the update's micro-batch (ppo_micro_batch_size_per_gpu, per_device_train_batch_size) or its limit of "
      "tokens (ppo_max_token_len_per_gpu, --max-tokens-per-gpu); gradient checkpointing; offload the optimizer"),
-    (regex(r"(?i)init_(?:model|worker|process)|__init__|from_pretrained|build_model"), "loading the model",
+    (regex(r"(?i)init_(?:model|worker|process)|__init__|from_pretrained|build_model"), _LOADS,
      "more GPUs or a sharded, offloaded load; see what else is on the GPU"),
 )  # fmt: skip
 #: A backward is one of any training: who called it says which. Loading is told last, by a class's first method.
-_PARTICULAR = tuple(one for one in _PHASES if one[1] not in ("a step of training", "loading the model"))
+_PARTICULAR = tuple(one for one in _PHASES if one[1] not in ("a step of training", _LOADS))
 #: Vocabulary sizes of families that are trained by RL; only to put a size into words.
 _VOCABULARIES = {"Llama 3": 128256, "Qwen 2.5 and 3": 151936, "Qwen 3.5": 248320}
 #: D36: growth of the memory level over the run that no allocator warm-up explains.
@@ -170,6 +171,8 @@ def out_of_memory(log: RunLog) -> Finding | None:
         if (found := _phase(one, [*told, *log.events("traceback")])) is not None:
             size += f" in {found[0]}"
             next_step = f"{found[1]}; {next_step}"
+            if found[0] == _LOADS and cause == _UNSHOWN:
+                cause, next_step = _of_weights(tried, gib(one.text, _ALLOCATED)), found[1]
     if _WAKES.search(one.text) or any(_WAKES.search(each.text) for each in log.events("traceback")):
         size += " as the engine wakes up"
         cause = (
@@ -198,6 +201,21 @@ def out_of_memory(log: RunLog) -> Finding | None:
         cause=cause,
         next_step=next_step,
         steps=steps_of(each.point for each in told),
+    )
+
+
+def _of_weights(tried: float | None, held: float | None) -> str:
+    """What fills the GPU while a model is made, in words: no batch has come yet."""
+    twice = tried is not None and held is not None and tried >= LARGE and 0.8 * held <= tried <= 1.25 * held
+    return (
+        "weights, and what is made beside them before any batch: "
+        + (
+            f"one piece of {tried:.4g} GiB is asked for while {held:.4g} GiB are held already, as much again (a buffer of "
+            "gradients or a second copy of the weights), and one GPU cannot hold both"
+            if twice
+            else "buffers of gradients, master weights in fp32, a reference beside the policy do not fit on one GPU"
+        )
+        + "; micro-batches and lengths have no part in it"
     )
 
 
