@@ -40,6 +40,7 @@ from replay_core.dumps.metric_lines import (
     table_row,
 )
 from replay_core.dumps.metrics import EPOCHS
+from replay_core.dumps.notebook_steps import NotebookSteps
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
@@ -196,6 +197,7 @@ def _log(path: Path) -> _Log:
     barred: dict[int, int] | None = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
     heads: dict[str, list[str]] = {}
+    notebook: NotebookSteps | None = NotebookSteps()
     columns: dict[str, list[int]] = {}
     boxes: dict[str, BoxedTables] = {}
     bulleted: dict[str, BulletedSteps] = {}
@@ -211,10 +213,12 @@ def _log(path: Path) -> _Log:
         at_end.append(line)
         progress.take(line)
         step, values = metric_line(line.text)
+        in_table = False
         if not values and (names := table_head(line.text)):
             heads[line.stream] = names
         elif not values and line.stream in heads:
             step, values = table_row(line.text, heads[line.stream])
+            in_table = step is not None and bool(values)
         if not values and line.text.lstrip()[:1] not in ("", "{", "|"):
             step, values = bulleted.setdefault(line.stream, BulletedSteps()).take(line.text)
         if not values and line.text.startswith(BEGINS):
@@ -249,6 +253,8 @@ def _log(path: Path) -> _Log:
                 barred = None
             counted[line.stream] = step + 1
             last = step
+            if notebook is not None and not notebook.take(line.number, step, values, in_table, line.stream in unnumbered):
+                notebook = None
             log.add(step, values, line.rank, line.number)
         elif (held := _OF_PAIRS.search(line.text)) is not None:
             # DeepSpeed-Chat says of a reward model's evaluation, on a line above, of which epoch it is.
@@ -301,6 +307,12 @@ def _log(path: Path) -> _Log:
             log.by_step.setdefault((iteration.step, rank), []).append(iteration)
         if not iterations[-1].is_complete:
             log.ends_inside = iterations[-1].step
+    if notebook is not None and (placed := notebook.placed()):
+        log.metrics.clear()
+        for at, values, number in placed:
+            log.add(at, values, None, number, over=False)
+        log.counted = False
+        last = placed[-1][0]
     if barred and not (said or log.iterations) and (to := _rising(barred)):
         log.number(to)
         last = to.get(last, last) if last is not None else None

@@ -97,7 +97,8 @@ def zero_gradient(log: RunLog) -> Finding | None:
 
     Worth knowing alone where other steps do have a gradient, each of these has groups without a spread, and no more
     norms are 0 than such groups explain: spreads are means over the updates since the last line, the norm is the last
-    update's, and one of a single group has no gradient where that group has no spread.
+    update's, and one of a single group has no gradient where that group has no spread. So, too, where nothing tells of
+    such groups, each line is of 2 steps and more, and less than half of them have a norm of 0.
     """
     known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
     if not known:
@@ -109,7 +110,8 @@ def zero_gradient(log: RunLog) -> Finding | None:
         # Where ratios leave the range, an update may have no token that is not clipped; not half of all updates.
         may_be = bool(clipped) and 2 * len(broken) < len(known)
         severity = severity_of(len(broken) - len(clipped) if may_be else len(broken), len(known))
-        if _are_of_one_update(known, broken):
+        told = _are_of_one_update(known, broken)
+        if told or _may_be_of_one_update(log, known, broken):
             return info(
                 "the gradient of single updates is 0: the line's other updates have groups whose rewards differ",
                 first.point.where("grad_norm"),
@@ -118,7 +120,12 @@ def zero_gradient(log: RunLog) -> Finding | None:
                     steps=len(broken),
                 ),
                 cause="a line's spreads are means over its updates, its grad_norm is the last one's: an update whose "
-                "groups have no spread has no gradient, and the groups without one explain as many",
+                "groups have no spread has no gradient, "
+                + (
+                    "and the groups without one explain as many"
+                    if told
+                    else "and how many have none the log does not tell"
+                ),
                 next_step="larger batches, or prompts of middling difficulty, leave fewer updates without a gradient",
                 steps=steps_of(broken),
             )  # fmt: skip
@@ -166,6 +173,17 @@ def _are_of_one_update(known: list[StepTold], broken: list[StepTold]) -> bool:
     noise = 3 * math.sqrt(sum(each * (1 - each) for each in shares))
     nothing = sum(step.grad == 0 for step in known)
     return any(step.grad for step in known) and nothing <= sum(shares) + noise
+
+
+def _may_be_of_one_update(log: RunLog, known: list[StepTold], broken: list[StepTold]) -> bool:
+    """Whether each line is of several updates, most of which have a gradient, and nothing tells of how many groups had
+    a spread: the norm is that of the line's last update.
+    """
+    steps = sorted({step.step for step in known if step.step is not None})
+    apart = [b - a for a, b in pairwise(steps)]
+    if not apart or min(apart) < 2 or log.is_counted or 2 * len(broken) >= len(known):
+        return False
+    return all(step.frac_zero is None and step.advantage is None for step in broken)
 
 
 #: The clip fraction of a step from which one of its updates may have no token left.

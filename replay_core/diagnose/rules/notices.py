@@ -375,6 +375,12 @@ def _goes_on(log: RunLog) -> bool:
     return bool(steps) and min(steps) > max(2, min(strides, default=0)) and not log.is_counted
 
 
+#: Libraries below the trainer, by what their own lines say: they fall back by themselves.
+_TRANSPORT = regex(
+    r"\bUCX\b|\bknem|\bcma_|libfabric|\bOFI\b|openib|\bbtl[_:]|\bOMPI\b|mca_|\bPMIX\b|hwloc|libibverbs|NVSHMEM|nvshmem"
+    r"|Unable to register cu(?:DNN|FFT|BLAS) factory|cuda_(?:dnn|fft|blas)\.cc|computation_placer|TF-TRT|absl::InitializeLog"
+    r"|ALSA lib|libEGL|MESA"
+)
 _OF_LOGGER = regex(r"^(?:[\w.]+:\d+ )?\[?(?:ERROR|CRITICAL)\]?:?\s?(?:[\w.]+:\s?)?")
 #: Characters of it that are shown.
 LONGEST = 200
@@ -400,10 +406,12 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     # What fails stands behind the logger's name, and often at the end.
     whole = _OF_LOGGER.sub("", whole)
     words = whole if len(whole) <= LONGEST else f"{whole[: LONGEST // 2]} ... {whole[-LONGEST // 2 :]}"
+    # A transport that fails to set up its fastest way takes the next one: nothing stands in a sample's place.
+    transport = _TRANSPORT.search(lines[0].text) is not None and not in_vain
     yield finding(
         # Eight workers that say one thing at the start are no habit.
         "warning"
-        if in_vain or len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY)
+        if in_vain or (not transport and len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY))
         else "info",
         f"one error is logged {len(lines)} times, and {'no step is taken' if in_vain else 'the run goes on'}: "
         + (f"{in_short(known.cause)}: " if known is not None else "")
@@ -414,10 +422,15 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
         link="dump",
         cause=known.cause
         if known is not None
+        else "a library of communication or compilation cannot use one of its ways (shared memory between processes, a "
+        "device, a plugin) and takes another: as a rule slower, and nothing of the training is wrong"
+        if transport
         else "what the line names fails again and again, and something stands in its place: a default, a fallback, a "
         "sample that is left out; what is trained on is then not what is meant",
         next_step=known.next_step
         if known is not None
+        else "look at the time of a step; the library's own setting turns that way off (UCX_TLS, NCCL_P2P_DISABLE)"
+        if transport
         else "let it raise instead of being logged, and read its traceback; count what stands in its place",
         steps=steps_of(told.point for told in lines),
     )
@@ -471,7 +484,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     functions that fail. Each as bad as the table says (an allocator that flushes its cache only where steps get slower,
     else it is worth knowing), at its own link, with how many lines say so. An engine with one
     request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail. One error
-    that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a warning.
+    that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a warning; one of
+    a library of communication or compilation, which takes another way by itself, is never more than worth knowing.
     """
     yield from _long_tail(log)
     yield from _logged_errors(log)

@@ -365,11 +365,17 @@ _TOLD_KL = regex(r"negative: (-\d+(?:\.\d+)?)")
 BF16, ABOVE = 2.0**-8, 20.0
 
 
+#: A KL per token that tells of no policy: what e^x - 1 - x of nearly equal log-probabilities is off by.
+NOTHING = 1e-5
+
+
 def _is_rounded(values: list[float]) -> bool:
     """Whether a KL is below 0 in less than half of the steps, and by less than bf16 rounds and a twentieth of what it
-    comes to above.
+    comes to above; or never comes to anything on either side.
     """
     negative = [value for value in values if value < 0]
+    if max(map(abs, values)) < NOTHING:
+        return True
     return 2 * len(negative) < len(values) and -min(values) < min(BF16, max(values) / ABOVE)
 
 
@@ -382,7 +388,8 @@ SLIGHT = -1.0
       source="trl#2854; Schulman, Approximating KL Divergence; marin#1708")  # fmt: skip
 def kl_sign(log: RunLog) -> Iterator[Finding]:
     """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong. Worth
-    knowing alone where it is in less than half of the steps, and by less than bf16 rounds and a twentieth of its most.
+    knowing alone where it is in less than half of the steps, and by less than bf16 rounds and a twentieth of its most,
+    or where it never comes to 1e-5 on either side.
 
     As a term of the loss (kl_loss, NeMo-RL's kl_penalty) a KL that is below -1e-3 in any step is k1: a warning, its
     gradient is 0 on average (info where the run states k1). k1 = -log r is negative for half the tokens, and its mean

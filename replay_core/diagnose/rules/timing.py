@@ -56,7 +56,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     and for the log of their own trainer. Where the rise is far beyond chance (z over 4) they may be as short as they
     like. A phase whose median takes a larger share of a step than it should is a warning: the synchronisation of
     weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or
-    reference .6.
+    reference .6; worth knowing alone of what takes place in every second step or less, shared among all.
     """
     whole = seconds(log)
     if whole is None:
@@ -176,6 +176,10 @@ _LIMITS: tuple[tuple[str, float, str, str], ...] = (
 )  # fmt: skip
 
 
+#: Steps from one to the next of what is done now and then.
+_RARE = 2.0
+
+
 def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Finding]:
     """A phase that takes a larger share of the steps than it should: a warning. One of every tenth step is logged in
     those alone, and its time shared among all.
@@ -186,11 +190,16 @@ def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Findin
                 continue
             now = median(series.finite[trends.WARM_UP :]) * len(series.finite) / steps
             if typical > 0 and limit * typical < now <= 1.05 * typical:
-                yield warning(
-                    f"{what} takes {now / typical:.0%} of a step: {series.name} is {now:.3g} of {typical:.3g} s",
+                every = steps / len(series.finite)
+                yield finding(
+                    # What every tenth step does is asked for so often.
+                    "warning" if every < _RARE else "info",
+                    f"{what} takes {now / typical:.0%} of a step: {series.name} is {now:.3g} of {typical:.3g} s"
+                    + ("" if every < _RARE else f", spread over the {every:.3g} steps from one to the next"),
                     series.ended,
                     shown("share of the step", now / typical, f"< {limit:g}", series.source),
-                    cause=why,
+                    cause=why if every < _RARE else f"it takes place every {every:.3g} steps, as often as it was asked for, and is slow "
+                    "beside steps this short",
                     next_step="time it alone; rldbg diagnose shows the trends of all phases",
                 )
                 return
