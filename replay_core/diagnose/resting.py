@@ -13,6 +13,7 @@ from statistics import fmean, median, pvariance
 from msgspec import Struct
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.log_steps import steps_told
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -51,6 +52,8 @@ def rests(log: RunLog) -> Rest | None:
     spans = _spans(series)
     if spans < SPANS and (len(values) < TOLD or (len(values) < LONG and not _losses_tell(log))):
         return None
+    if late_fall(series) is not None:
+        return None  # it had risen, and fell: L08 tells of it
     third = len(values) // 3
     first, last = values[:third], values[-third:]
     begun, now = fmean(first), fmean(last)

@@ -186,10 +186,12 @@ class StepsSaid:
     def told(self, last_step: int | None = None, at_line: int = 0) -> HowFar | None:
         """How far the run came. `last_step`: the last step that a metric tells, where steps are numbered."""
         count = max(self._bars.values(), key=lambda one: (one.took, one.of), default=None)
-        if count is None:
-            # A counter counts up: one that is told once, or that stands, is a share of something else.
-            counts = (one for one in self._counter.values() if one.rises >= _RISES and one.of >= _MANY)
-            count = max(counts, key=lambda one: one.line, default=None)
+        # A counter counts up: one that is told once, or that stands, is a share of something else. A bar that is back at
+        # its beginning, while a counter has risen, is one of each step's own.
+        counts = (one for one in self._counter.values() if one.rises >= _RISES and one.of >= _MANY)
+        counted = max(counts, key=lambda one: one.line, default=None)
+        if count is None or (count.at == 0 and counted is not None):
+            count = counted
         if count is None and self._total is not None:
             of, line = self._total
             at = last_step if last_step is not None and last_step <= of else 0

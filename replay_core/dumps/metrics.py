@@ -305,6 +305,7 @@ def _steps(file: Path, found: Index) -> list[int | None]:
 def _numbered(places: list[int | None], file: Path, notes: list[str] | None) -> dict[int | None, list[int]]:
     """Step -> positions of its rows. Where no row names one, the order numbers them."""
     by_step: dict[int | None, list[int]] = defaultdict(list)
+    places = _mended(places, file, notes)
     unnamed = all(place is None for place in places)
     in_name = _STEP_IN_NAME.search(file.name)
     runs = _runs(places)
@@ -325,6 +326,28 @@ def _numbered(places: list[int | None], file: Path, notes: list[str] | None) -> 
                 notes.append(NUMBERED)
         by_step[place].append(position)
     return by_step
+
+
+#: Of a file's rows, one in so many may have a wrong number; and from how many rows on it shows.
+_ONE_IN, _SHOWS = 20, 20
+
+
+def _mended(places: list[int | None], file: Path, notes: list[str] | None) -> list[int | None]:
+    """Steps, a single wrong one between two of its neighbours put right: 205, 20699, 207 are 205, 206, 207. Who writes
+    a log by hand, or whose writer breaks off in a number, has such; sorted by it a row lands at the run's other end.
+    """
+    found = {
+        at: (before + after) // 2
+        for at, (before, here, after) in enumerate(zip(places, places[1:], places[2:], strict=False), 1)
+        if before is not None and here is not None and after is not None
+        and after - before == 2 and not before < here < after
+    }  # fmt: skip
+    if len(places) < _SHOWS or not 0 < len(found) <= max(1, len(places) // _ONE_IN):
+        return places
+    if notes is not None:
+        told = ", ".join(f"step {step} is written as {places[at]}" for at, step in list(found.items())[:4])
+        notes.append(f"{file.name}: {told}; its neighbours say which it is")
+    return [found.get(at, place) for at, place in enumerate(places)]
 
 
 #: Steps that a run has come before another one of the same file begins, and rows that make one.

@@ -4,7 +4,8 @@
     reward: 0.0   reward_std: 0.0      | loss | 0.6931 |
     INFO - train - loss=nan, kl=0.2    or/pg_loss:0.0 - actor/grad_norm:nan      the end of a line, its beginning lost
 
-A name that comes again begins a new step; one that is called a step numbers it.
+A name that comes again begins a new step; one that is called a step numbers it, and so does what stands before all
+else ([3/100]  loss: 0.1).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _BLANKS = regex(r" {3,}")
 _ROOM = regex(r"^(?:train/)?(?:loss|losses|policy|objective|actor|critic|rewards|completions|rollout)/\w")
 _WORD = regex(r"[A-Za-z]{2,}")
 _STEPS = frozenset(("step", "global_step", "train/global_step", "iteration", "iter", "training_step", "_step"))
+#: How a line says which step it is of before all else: [3/100], 3/100.
+_LEADS = regex(r"^\s{0,8}[\[(]?(\d{1,9})\s?/\s?\d{1,9}[\])]?[\s:|,-]{1,4}\S")
 #: Words beside the pairs of a line: a logger's name and level. A sentence has more.
 _BESIDE = 4
 #: Lines of a block with no watched name that may still turn out to belong to one that has.
@@ -39,6 +42,8 @@ class Unnumbered(Struct):
     _names: set[str] = field(default_factory=set)
     _block: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     _tells: bool = False
+    _led: int | None = 0
+    """What last stood before all else, while that only rises."""
 
     def take(self, number: int, line: str) -> None:
         """One line and its number in the file."""
@@ -51,6 +56,11 @@ class Unnumbered(Struct):
             self.close()
             self._step, self._names = self._step + 1, set()
         step = next((value for name, value in values.items() if name.lower() in _STEPS), None)
+        if step is None and (leads := _LEADS.match(line)) is not None:
+            # Batches of an epoch are counted so, too, and begin anew with each.
+            at = int(leads[1])
+            self._led = None if self._led is None or at < self._led else at
+            step = self._led
         if step is not None and 0 <= step < 1e12 and step == int(step):
             self._step = int(step)
         self._names.update(values)

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, shown, warning
+from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.resting import LONG, Rest, rests, signs
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.learning import tells_of_rate
@@ -439,6 +440,8 @@ def _flat(log: RunLog) -> Iterator[Finding]:
     values = [] if series is None else series.finite
     first, last = (None, None) if series is None else (series.points[0].step, series.points[-1].step)
     if series is None or len(values) < 4 or first is None or last is None or last - first < LASTS:
+        return
+    if late_fall(series) is not None:
         return
     part = max(2, len(values) // 3)
     begun, now = median(values[:part]), median(values[-part:])

@@ -18,6 +18,7 @@ from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit,
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.printed import is_of_decimals
+from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.signals import RunLog, Series
@@ -866,7 +867,8 @@ def reward_falls(log: RunLog) -> Finding | None:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
     more, and the fall is none that chance explains: a warning, and worth knowing where three quarters of the first
     third's are left, as where prompts get harder. Or it breaks off: every one of its last 3 and more
-    values lies below all before, by half of all it spans. Rewards waver by prompt; RL is meant to raise them.
+    values lies below all before, by half of all it spans. Or, of 40 values and more, it falls steadily from its best to
+    the end, a quarter and four robust sigmas below where it began. Rewards waver by prompt; RL is meant to raise them.
 
     Worth knowing alone where what is asked changes with it, as a logged difficulty, stage of a curriculum or mean
     prompt length says: the reward falls where that does change and not within what follows, or step by step with it
@@ -924,6 +926,20 @@ def reward_falls(log: RunLog) -> Finding | None:
             "synchronisation or checkpoint), or the prompts are others",
             next_step=_RECORD,
             steps=[p.step for p in series.points if p.step is not None and p.step >= (point.step or 0)],
+        )
+    if harder is None and (fall := late_fall(series)) is not None:
+        return warning(
+            f"{series.name} falls at the end: from {fall.best:.3g} at step {fall.since.step} to {fall.now:.3g}, below "
+            f"where it began ({fall.begun:.3g})",
+            fall.since.where(series.name),
+            series.shown(fall.now, f">= {fall.begun:.3g}"),
+            shown("its best level", fall.best, None, f"to step {fall.since.step}"),
+            cause="the policy has come apart after it had learnt: a learning rate that is too high for so many steps, no "
+            "KL to hold it, entropy that is used up or explodes, a reward that was exploited until the judge no longer "
+            "paid, or prompts of another kind from there on",
+            next_step=f"take a checkpoint from about step {fall.since.step}; look at entropy, KL, lengths and the "
+            "gradient norm from there on; " + _RECORD,
+            steps=[p.step for p in series.points if (p.step or 0) > (fall.since.step or 0) and p.value < fall.begun],
         )
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         leaps = learns_between(values) if harder is None else []
