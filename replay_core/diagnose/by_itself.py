@@ -316,7 +316,7 @@ def _far_index(first: str, where: Raised) -> Misfit | None:
     if found is None or int(found["size"]) < _VOCABULARY:
         return None
     return Misfit(
-        f"token id {found['at']} does not exist in a vocabulary of {int(found['size']):,}",
+        f"token id {found['at']} is beyond the vocabulary of {int(found['size']):,}",
         "the ids come from another tokenizer than the model, or tokens were added and the embeddings (and logits) not "
         "resized",
         "compare len(tokenizer) with model.config.vocab_size; resize_token_embeddings(len(tokenizer)), in the engine, too",

@@ -16,6 +16,8 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.log_steps import steps_told
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.dumps.log_events import THROWN_AWAY
+from replay_core.regexes import regex
 
 #: Steps of a reward before that it rests is no chance, and standard errors by which its thirds may differ.
 LONG, APART = 100, 2.576
@@ -84,6 +86,7 @@ def _spans(series: Series) -> int:
     return span if span >= 2 * len(series.points) else 0
 
 
+_THROWN = regex(THROWN_AWAY)
 #: Of the spread from line to line, a mean that is none.
 CENTRED = 0.1
 #: Shares of steps that teach nothing, of responses that are cut, and a KL per token, that tell why.
@@ -93,6 +96,11 @@ DEAD, CUT, HARDLY = 0.15, 0.2, 0.003
 def signs(log: RunLog) -> list[str]:
     """What of the log tells why nothing is learnt, in words; the most telling first."""
     found = _dead(log)
+    reward = log.get("reward")
+    steps = 0 if reward is None else len(reward.finite)
+    thrown = sum(_THROWN.search(one.text) is not None for one in log.events("notice"))
+    if thrown and thrown >= DEAD * steps:
+        found.append(f"{thrown} groups without a spread of rewards are thrown away beside the {steps} steps")
     cut = next((fmean(series.finite) for series in log.all("truncated")[:1] if series.finite), 0.0)
     if cut >= CUT:
         found.append(f"{cut:.0%} of the responses are cut at the token limit")

@@ -270,6 +270,14 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^timeperf/"), "phase_seconds", "AReaL"),
     (regex(r"^time/(?!step_total$|total$|step$|total_timesteps$|iterations$|fps$).+"), "phase_seconds", "ROLL"),
     (regex(r"^(?:successes|val/format_scores|objective/verifiable_correct_rate)$"), "reward_function", ""),
+    (
+        regex(
+            r"(?i)^(?:env/all/|env/|rollout/|metrics/)?(?:pars(?:e|ed|ing|able)|valid|well_formed|json|xml|tags?)"
+            r"_(?:success|ok|rate|share|frac|fraction|ratio|compliance)(?:_rate|_frac)?(?:/mean|_mean)?$"
+        ),
+        "well_formed",
+        "",
+    ),
     (regex(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
     (
         # A share of groups or a count of answers is no function that pays: all_correct, num_correct, frac_all_correct.

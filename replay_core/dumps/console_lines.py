@@ -2,6 +2,7 @@
 
 [iter 00003] rew=0.41 kl=0.002 loss=-0.1        step 3 | loss 0.5 | reward 0.1
 GRPO:  3%|█  | 3/100 [00:41<22:10, 13.7s/it, loss=0.5, reward=0.1]     what a progress bar has behind its rate
+[step 3/100] rewards=[0.1, 0.5] loss=0.5         what each answer earned: its mean is the step's
 Step 3/100 - loss: 0.5 - reward: 0.1            2026-01-01 10:00:03 INFO trainer: step=3, loss = 0.5 (1.3s)
 
 A line counts only if one of its names is one that trainers watch: prose has numbers, too.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from statistics import fmean
 
 from replay_core.regexes import regex
 
@@ -89,6 +91,13 @@ _HAS_STATISTIC = regex(r"(?i)[(\[]\s?(?:std|min|max|mean|median)")
 _ITS = regex(rf"(std|min|max|mean|median)\s{{0,4}}[:=]?\s{{0,4}}({_NUMBER})", re.IGNORECASE)
 
 
+#: What each answer of a step's group or batch earned, listed: of it the mean is the step's.
+_LISTED = regex(
+    r"(?<![\w.])((?:\w{0,20}_)?[Rr]ewards)\s?[=:]\s?\[((?:\s?['\"]?-?\d{1,9}(?:\.\d{0,18})?['\"]?,?){2,256})\]"
+)
+_IN_A_LIST = regex(r"-?\d{1,9}(?:\.\d{0,18})?")
+
+
 def is_watched(name: str) -> bool:
     """Whether it is one that trainers watch, and no setting of it."""
     return _WATCHED.search(name) is not None and _SETTING.search(name) is None
@@ -96,6 +105,10 @@ def is_watched(name: str) -> bool:
 
 def pairs_in(text: str) -> Iterator[tuple[str, float]]:
     """Names and numbers of a text, in whatever punctuation."""
+    if "[" in text and (listed := _LISTED.search(text)):
+        numbers = [float(each) for each in _IN_A_LIST.findall(listed[2])]
+        yield listed[1], fmean(numbers)
+        text = text[: listed.start()] + text[listed.end() :]
     if ("(" in text or "[" in text) and _HAS_STATISTIC.search(text):
         for of in _OF_IT.finditer(text):
             yield from ((f"{of[1]}_{name.lower()}", float(said.replace(",", ""))) for name, said in _ITS.findall(of[2]))

@@ -37,6 +37,12 @@ VERDICT = (
     + r"[^\w]{0,6}$|^\W{0,12}no (?:learning|improvement)(?: (?:was )?(?:detected|observed|found|seen"
     r"|in (?:the )?rewards?)){0,2}[^\w]{0,6}$"
 )
+#: A trainer of one's own that draws again where a group teaches nothing.
+THROWN_AWAY = (
+    r"(?i:\b(?:skip(?:ped|ping)?|resampl\w+|discard\w*|drop(?:ped|ping)?|filter(?:ed|ing)?(?: out)?)\b.{0,80}"
+    r"\b(?:all[ _-](?:wrong|correct|right|zero|same|equal|incorrect|fail\w*|solved)|(?:zero|no|same|equal|identical)[ _-]"
+    r"(?:advantages?|variance|std|spread|signal|rewards?))\b)"
+)
 #: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     # torch's CUDA allocator, torch's CPU allocator, Ray's memory monitor, the kernel.
@@ -184,7 +190,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
         r"|(?i:" + VERDICT + r")"
-        r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
+        r"|" + THROWN_AWAY + r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
         r"|but the current dype|but the current dtype|\b[Rr]equeu(?:ed|ing)\b|Can't pickle |zero_advantage=\d"
         r"|(?i:^(?!.*\b(?:done|terminated)['\"]?\s?[=:]\s?(?:true|false)\b).*"
         r"(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "

@@ -20,6 +20,7 @@ _BAR = regex(
     r"^(?P<label>[^|\d]{0,80}?)\W{0,4}\d{1,3}%\|[^|]{0,200}\| ?(?P<at>\d{1,12})/(?P<of>\d{1,12}) "
     r"\[(?P<took>[\d:]{4,12})<(?P<left>[\d:?]{1,16}), "
 )
+_DRAWN = regex(r"\d{1,3}%\|[^|]{0,200}\| ?(?P<at>\d{1,9})/(?P<of>\d{1,9})\b[^|]{0,80}$")
 #: Bars of what is no training: weights, data, an engine's start, one batch of responses, a validation.
 _NO_TRAINING = regex(
     r"(?i)load|map|filter|fetch|download|generat|tokeni|process|captur|adding|convert|sav|upload|eval|valid|test|pars|"
@@ -51,7 +52,7 @@ _OVER = regex(
     r"|(?i:^\W{0,8}(?:job|run|script) (?:has )?(?:ended|exited|stopped|terminated)\b)"
 )
 _HINT = regex(
-    r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code"
+    r"/\s{0,8}\d|\bof \d|[Ss]teps|[Tt]raining|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code"
     r"|(?i:early|reached|val_only|ended|stopped)"
 )
 #: Seconds and lines for which other lines go on before a bar of steps is said to stand, and steps that would fit in.
@@ -124,6 +125,8 @@ class StepsSaid:
         self._since: dict[tuple[str, str], list[float]] = {}
         self._clocked = 0
         self._last: tuple[int, str] = 0, ""
+        #: The line of a bar that is no training's and has not come to its end.
+        self._inside = 0
 
     def take(self, line: TrainerLine) -> None:
         """One line; lines of metrics, too."""
@@ -136,6 +139,8 @@ class StepsSaid:
             if (clock := _CLOCK.search(line.stamp or text[:80])) is not None:
                 self._clocked += self._clocked < _CLOCKS
                 self._go_on(line.stream, before[: clock.start()], clock[0])
+        if "%|" in text and (drawn := _DRAWN.search(text)) is not None:
+            self._inside = line.number if 0 < int(drawn["at"]) < int(drawn["of"]) else 0
         if _HINT.search(text) is None:
             return
         self._is_meant = self._is_meant or _MEANT.search(text) is not None
@@ -207,8 +212,10 @@ class StepsSaid:
         )  # fmt: skip
 
     def ends(self) -> HowFar | None:
-        """Of a program's log that tells of no step and no failure, where it ends; None of any other text."""
-        if self._clocked < _CLOCKS:
+        """Of a program's log that tells of no step and no failure, where it ends; None of any other text. Its lines have
+        clocks, or training was begun and the last line is a bar that has not come to its end.
+        """
+        if self._clocked < _CLOCKS and not (self._starts and self._inside == self._last[0] > 0):
             return None
         number, text = self._last
         return HowFar(0, 0, number, len(self._starts), number, text.strip()[:160], 0)

@@ -338,7 +338,8 @@ def _log(path: Path) -> _Log:
                 log.add(step, values, None, number)
         log.counted = log.unnumbered = bool(log.metrics)
     far = progress.told(*((None, counts) if log.counted else log.last_told() or (last, counts)))
-    if far is None and log.is_empty:
+    tells = {event.kind for events in log.events.values() for event in events}
+    if far is None and not (log.iterations or log.metrics or tells - {"started"}):
         far = progress.ends()
     if far is not None:
         facts = (

@@ -21,7 +21,7 @@ LINES, FEW, STEPS = 20, 10, 100
 SHARES, LEAST, MORE, ERRORS = 24, 0.4, 0.56, 2.0
 #: Of a margin, the share by which its last third may be above its first.
 MARGIN = 1.5
-_RIGHT = regex(r"(?i)(?:^|[/_. ])(?:pairwise_|preference_|pref_|rm_|reward_)?(?:acc|accuracy|accuracies)(?:_mean)?$")
+RIGHT = regex(r"(?i)(?:^|[/_. ])(?:pairwise_|preference_|pref_|rm_|reward_)?(?:acc|accuracy|accuracies)(?:_mean)?$")
 _CAUSE = (
     "chosen and rejected are told apart by nothing that the model sees (both cut to the prompt they share, labels that "
     "are noise or swapped in a part), the head or adapter gets no gradient, or the learning rate is far too low, or so "
@@ -42,7 +42,7 @@ def by_chance(log: RunLog) -> Iterator[Finding]:
     over a half, by no rising trend, while the margin does not grow by a half either: a warning. Silent where the rate
     still warms up, and where more than .6 of the pairs are right.
     """
-    right = next((one for one in log.all("reward_function") if _RIGHT.search(one.name)), None)
+    right = next((one for one in log.all("reward_function") if RIGHT.search(one.name)), None)
     loss = log.get("loss")
     is_of_pairs = log.has("pair_reward") or log.has("pair_logps") or (right is not None and not log.has("reward"))
     told = _of_right(log, right) if right is not None and is_of_pairs else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, error, info, shown, warning
@@ -159,13 +159,55 @@ def _longer(log: RunLog) -> str:
     )
     return f" with the {'length' if now > begun else 'brevity'} of the answers ({begun:.3g} to {now:.3g} tokens{share})"
 
+#: Of a share of answers that can be read: lines, what it has to begin with, what is left of it, and Kendall's tau of few.
+_READ_LINES, _BEGAN, _READ_LEFT, _READ_TAU, _FEW_LINES = 5, 0.5, 0.8, -0.6, 12
+_OF_FORM = regex(r"(?i)(?:^|[/_. ])(?:fmt|format)(?![a-z]*(?:penalty|std))")
 
-@rule("L41", "the form of answers is lost", link="trend", scope="signals", needs=("held_out",),
+
+def _unread(log: RunLog) -> Finding | None:
+    """That ever fewer answers can be read, of the one that loses most."""
+    found = []
+    for series in (*log.all("well_formed"), *(one for one in log.all("reward_function") if _OF_FORM.search(one.name))):
+        values = series.finite
+        if len(values) < _READ_LINES or min(values) < 0 or max(values) > 1:
+            continue
+        part = max(2, len(values) // 3)
+        begun, now = fmean(values[:part]), fmean(values[-part:])
+        if begun < _BEGAN or now > _READ_LEFT * begun:
+            continue
+        pairs = [(a, b) for at, a in enumerate(values) for b in values[at + 1 :]] if len(values) < _FEW_LINES else []
+        tau = sum((b > a) - (b < a) for a, b in pairs) / len(pairs) if pairs else 0.0
+        if tau > _READ_TAU if pairs else trends.drift(values) > -trends.DRIFT_Z:
+            continue
+        found.append((now / begun, series, begun, now))
+    if not found:
+        return None
+    _, series, begun, now = min(found, key=lambda each: each[0])
+    return warning(
+        f"the form of the answers breaks down: {series.name} falls from {begun:.2g} to {now:.2g}, ever fewer of them can "
+        "be read",
+        series.ended,
+        series.shown(series.last.value, f"about {begun:.2g}"),
+        shown("mean of its last third", now, f"> {_READ_LEFT:g} x {begun:.2g}"),
+        cause="the policy gives up the form that answers are read by: it is not paid for any more, answers get longer and "
+        "are cut before their end, several players or tools confuse it, or updates (a learning rate too high, no KL) pull "
+        "it apart; an answer that cannot be read earns nothing, whatever it says",
+        next_step="read ten answers that cannot be read; look at lengths and cut answers beside it; pay for the form, add a "
+        "KL, or take the checkpoint before the fall",
+        steps=series.steps(under=(begun + now) / 2),
+    )
+
+
+@rule("L41", "the form of answers is lost", link="trend", scope="signals", needs=("held_out|well_formed|reward_function",),
       source="lm-evaluation-harness: strict-match and flexible-extract of gsm8k")  # fmt: skip
 def form_lost(log: RunLog) -> Finding | None:
     """One task that a harness scores by its form (strict) falls by .15 of itself over 4 evaluations and more, and by
-    its answer (flexible) by less than .05: a warning.
+    its answer (flexible) by less than .05: a warning. So is a share of answers that can be read (parse_success, a format
+    reward between 0 and 1) that was .5 and more and falls to .8 of its first third and less, over 5 lines and more, by
+    no chance (Kendall's tau under -.6 of fewer than 12).
     """
+    if (unread := _unread(log)) is not None:
+        return unread
     every = {series.name: series for series in (*log.all("held_out"), *log.all("reward_function"))}
     flexible = {_FLEXIBLE.sub("*", name): series for name, series in every.items() if _FLEXIBLE.search(name)}
     found = []
@@ -177,7 +219,7 @@ def form_lost(log: RunLog) -> Finding | None:
         first, last = median(by_answer.finite[:2]), median(by_answer.finite[-2:])
         if begun > 0 and now < (1 - FORM_LOST) * begun and last > (1 - HOLDS) * first > 0:
             found.append((now / begun, strict, by_answer, begun, now, last))
-    skip_if(not every or not flexible, "needs one task scored strictly and flexibly")
+    skip_if(not every or not flexible, "needs one task scored strictly and flexibly, or a share of answers that can be read")
     if not found:
         return None
     _, strict, by_answer, begun, now, last = min(found, key=lambda each: each[0])

@@ -14,7 +14,7 @@ from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, wa
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS, UNTOLD, VERDICT
+from replay_core.dumps.log_events import DEATHS, THROWN_AWAY, UNTOLD, VERDICT
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -278,6 +278,14 @@ _TABLE: tuple[_Notice, ...] = (
         share=regex(r"/(?P<all>\d+) rollouts.*zero_advantage=(?P<part>\d+)"),
     ),
     _Notice(
+        regex(THROWN_AWAY), "warning", "groups",
+        "groups are thrown away and drawn again, as no reward differs in them",
+        "all answers to a prompt are wrong, or all are right: prompts too hard or too easy for this policy, groups too small, "
+        "or a reward that does not tell answers apart; what they cost is not in the steps that are counted",
+        "compare attempts with useful steps over the run; larger groups, prompts filtered by how often they are solved",
+        fewest=20,
+    ),
+    _Notice(
         regex(r"Can't pickle "), "error", "rewards",
         "a function cannot be pickled for another process: what it was to compute fails, and the run goes on",
         "a reward function loaded from a file of its own (its module is another one in the worker), a lambda or a "
@@ -441,6 +449,19 @@ _GREEDY, _PAID = regex(r"`do_sample`"), ("reward", "reward_std", "frac_zero_std"
 _TRAINS = ("loss", "pg_loss", "grad_norm", "learning_rate")
 #: Trains on at its pace: worth knowing, until steps take longer.
 _FLUSHED = regex(r"allocator cache flushes")
+_THROWN = regex(THROWN_AWAY)
+#: Of the steps of a run, the share beside which what is thrown away is a habit.
+_MUCH = 0.2
+
+
+def _pays(log: RunLog, lines: list[Told]) -> bool:
+    """Whether what is thrown away is little beside the steps that are taken, or the reward rises all the same."""
+    series = log.get("reward") or log.get("loss")
+    steps = 0 if series is None else len(series.finite)
+    reward = log.get("reward")
+    return len(lines) < _MUCH * steps or (reward is not None and trends.rises(reward.finite))
+
+
 _UNHEARD = regex(r"None of the inputs have requires_grad")
 
 
@@ -517,6 +538,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             or spared
             or _TIED.search(text) is not None
             or (_OVERFLOWS.search(text) is not None and _settles(lines, log))
+            or (_THROWN.search(text) is not None and _pays(log, lines))
             or (_FLUSHED.search(text) is not None and not _slows(log))
             or (_BY_DESIGN.search(text) and not (lost or fails))
         )

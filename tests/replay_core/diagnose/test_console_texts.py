@@ -229,6 +229,7 @@ LINES = (
     "[rank0]: Optimizer state not found in /ckpt/global_step_40, resuming with a new optimizer\n",
     "00:27:06    INFO Detected 97/128 rollouts (gibberish=2, zero_advantage=95), enforced 95\n",
     "[Error] Task failed: Can't pickle <function f>: it's not the same object as custom_module.f, completion:\n",
+    "[attempt 14] SKIP (all wrong, rewards=[0.0, 0.0, 0.0, 0.0]), drawing again\n",
     "(P-1 agentlightning.server) Task rollout-85c3 timed out after 600.0s, requeued (attempt 1)\n",
 )  # fmt: skip
 
