@@ -14,11 +14,13 @@ from msgspec import Struct
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight, largest_norm, stated_number
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.late_falls import late_fall
+from replay_core.diagnose.leaps import leap_in, with_it
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.signals import RunLog, Series
@@ -941,7 +943,25 @@ def reward_falls(log: RunLog) -> Finding | None:
             "gradient norm from there on; " + _RECORD,
             steps=[p.step for p in series.points if (p.step or 0) > (fall.since.step or 0) and p.value < fall.begun],
         )
+    if harder is None and (leap := leap_in(series)) is not None and leap.after < leap.before:
+        moved = with_it(log, leap, _OF_THE_POLICY)
+        if not moved and any(map(log.has, _OF_THE_POLICY)) and not learns_between(values):
+            same = ", ".join(one.name for signal in _OF_THE_POLICY for one in log.all(signal)[:1])
+            return warning(
+                f"{series.name} leaps from {leap.before:.3g} to {leap.after:.3g} at step {leap.at.step}, within one step, and "
+                f"stays there, while {same} go{'' if ',' in same else 'es'} on as before: the judge or the data changed, and "
+                "not the policy",
+                leap.at.where(series.name),
+                series.shown_at(leap.at, f"about {leap.before:.3g}"),
+                cause="no update moves a policy so far in one step and leaves all else: from there on answers are judged "
+                "otherwise (a grader that times out or is down and scores 0, labels that are another prompt's, another "
+                "version of the judge), or the prompts are of another set",
+                next_step=f"score the same ten answers of before and behind step {leap.at.step} by hand; the judge's own log "
+                "and its time-outs at that time; the order of prompts and labels there",
+                steps=[p.step for p in series.points if p.step is not None and p.step >= (leap.at.step or 0)],
+            )
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
+        random = _gets_random(log)
         leaps = learns_between(values) if harder is None else []
         return finding(
             "info" if harder is not None or leaps or (before > 0 and now > 0.75 * before) else "warning",
@@ -951,6 +971,8 @@ def reward_falls(log: RunLog) -> Finding | None:
                 if harder is not None
                 else f"in {len(leaps)} leap{'s' if len(leaps) > 1 else ''}, and rises between them"
                 if leaps
+                else f"the policy gets random, {random}"
+                if random
                 else "the policy moves away from what is rewarded"
             ),
             series.first(under=(before + now) / 2 + 1e-12),
@@ -962,6 +984,9 @@ def reward_falls(log: RunLog) -> Finding | None:
             else "the policy learns between the leaps: other prompts (a stage of a curriculum), or another judge, from "
             "each of them on"
             if leaps
+            else "an entropy bonus that outweighs what is paid (a coefficient a hundred times too large, or a term of the "
+            "wrong sign), a learning rate that is too high, or updates that push answers apart and hold nothing together"
+            if random
             else "a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "
             "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "
             "changed or broke: the reward alone does not tell them apart",
@@ -973,6 +998,27 @@ def reward_falls(log: RunLog) -> Finding | None:
             ],
         )
     return None
+
+
+#: What tells of the policy, whatever a judge says.
+_OF_THE_POLICY = ("entropy", "response_length", "kl", "truncated")
+#: How many times its least an entropy has grown by that makes answers random, and the least that counts, in nats.
+RANDOM, NATS = 1.8, 0.3
+
+
+def _gets_random(log: RunLog) -> str:
+    """That the entropy grows as the reward falls, and what the loss shows of a bonus, in words; else nothing."""
+    series = log.get("entropy")
+    values = [] if series is None else series.finite
+    if series is None or len(values) < 12 or min(values) < 0:
+        return ""
+    least, now = min(trends.level(values[:at], 3) for at in range(3, len(values))), trends.level(values, 3)
+    if now < max(RANDOM * least, least + NATS) or not trends.rises(values):
+        return ""
+    bonus = fitted_bonus(log)
+    return f"{series.name} grows from {least:.2g} to {now:.2g} nats" + (
+        "" if bonus is None else f", and the loss is {bonus:.2g} times it: an entropy bonus"
+    )
 
 
 _HARDER = "the prompts get harder, as a curriculum makes them: a reward of other prompts is no fall of the policy"

@@ -24,6 +24,7 @@ from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, Repeated, cause_of
+from replay_core.diagnose.leaps import leap_in
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
@@ -407,7 +408,7 @@ def mismatch(log: RunLog) -> Finding | None:
             if late
             else ", since the policy falls apart (L08)"
             if follows
-            else _steady(series, limit) or _grown(series, limit)
+            else _leapt(series, limit) or _steady(series, limit) or _grown(series, limit)
         ),
         series.of(past),
         series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}"),
@@ -420,6 +421,10 @@ def mismatch(log: RunLog) -> Finding | None:
         "are shifted by one token, tokens that were re-tokenised or belong to other samples, tokens in the loss mask "
         "that no engine sampled such as padding, prompt or tool output, or another model"
         if other
+        else "one side computes or samples otherwise from that step on: a temperature, top-p or penalty of the engine that "
+        "was changed, an engine that was restarted with other settings, precision or weights, another template. Weights "
+        "that are no longer sent part by and by, and no further at once"
+        if _leapt(series, limit)
         else "weights that are not all sent to the engine, or late: part of the layers, or all, stay behind "
         "from update to update; another precision, template or temperature would show in the first step as well "
         "(a precision that costs more as the policy moves, such as quantised weights, grows more slowly)"
@@ -449,6 +454,19 @@ def _steady(series: Series, limit: Limit) -> str:
     if not all(limit.is_past(value, limit.warning) for value in values[:3]):
         return ""
     return ", and as much from the first step on, which old weights do not make"
+
+
+def _leapt(series: Series, limit: Limit) -> str:
+    """What it adds that both agreed until one step, and lie as far apart from there on."""
+    if limit.side < 0 or len(series.finite) < trends.MIN_STEPS:
+        return ""
+    leap = leap_in(series)
+    if leap is None or not limit.is_past(leap.after, limit.warning) or leap.before > limit.warning / 3:
+        return ""
+    return (
+        f": it leaps from {leap.before:.2g} to {leap.after:.2g} at step {leap.at.step}, within one step, and stays there, as a "
+        "setting does that was changed on one side"
+    )
 
 
 #: How many times the first step's figure makes it a growth from next to nothing.
