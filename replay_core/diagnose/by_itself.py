@@ -66,7 +66,8 @@ _NO_GPU = regex(
 _PART = regex(
     r"(?:(?:extension|module|kernels?|package|library|backend|dependency|plugin|op)s? )?['\"`]?(?P<name>[A-Za-z]\w*(?:[._-]\w+)+"
     r"|[A-Za-z]\w{2,})['\"`]?(?: (?:extension|module|kernels?|package|library|backend|dependency|plugin|op)s?)? "
-    r"(?:is|are|was|were|could|cannot|can) (?:not|be not|n't)(?: be)? (?:found|installed|built|compiled|imported)"
+    r"(?:(?:is|are|was|were|could|cannot|can) (?:not|be not|n't)(?: be)?|(?:does not|doesn't) seem to be|seems? (?:to be not|not to be))"
+    r" (?:found|installed|built|compiled|imported)"
 )
 _SET_TO = regex(r"(?P<key>\w+)(?: (?:was |is )?set to |=)(?P<value>True|1|on|enabled)\b|use (?P<what>\w+_\w+)\b")
 #: An allocation that fails, in words of its own.
@@ -94,7 +95,7 @@ _SETTING = regex(
     r"(?P<a>\w*(?:max|limit|min)\w*_\w+|[Uu]ser-specified \w+)\s?\(?\s?=?(?P<one>\d{2,9})\)? is (?:greater|larger|longer|more) than "
     r"(?:the )?(?P<b>(?:derived )?\w*max\w*)\b.{0,80}?(?P<other>\d{2,9})"
 )
-_OF_TEXT = regex(r"'(?P<op>[<>]=?|[-+*/])' not supported between instances of '(?P<a>\w+)' and '(?P<b>\w+)'"
+_OF_TEXT = regex(r"can't multiply sequence by non-int of type '(?P<by>float)'|'(?P<op>[<>]=?|[-+*/])' not supported between instances of '(?P<a>\w+)' and '(?P<b>\w+)'"
                  r"|unsupported operand type\(s\) for (?P<sign>\S+): '(?P<left>\w+)' and '(?P<right>\w+)'")  # fmt: skip
 _LENGTHS = regex(
     r"(?i)(?:arrays|lists|columns|sequences|inputs) must (?:all )?(?:be (?:of )?|have )the same (?:length|size)"
@@ -114,7 +115,7 @@ _NO_ADVICE = regex(r"(?i)report|issue|track|https?://\S+\s*$|file a bug|contact|
 def by_itself(one: Told, where: Raised, overrides: str) -> Misfit | None:
     """What it tells; None where its words have none of these forms."""
     first = one.text.splitlines()[0]
-    for form in (_renamed, _written_to_hub, _of_zero, _of_itself, _on_the_cpu, _no_gpu, _no_room, _types, _text_as_number, _far_index):
+    for form in (_renamed, _written_to_hub, _of_zero, _returned, _of_itself, _on_the_cpu, _no_gpu, _no_room, _types, _text_as_number, _far_index):
         if (told := form(first, where)) is not None:
             return told
     return _contradicts(first, where, overrides) or _not_there(first)
@@ -141,13 +142,25 @@ def not_divisible(first: str, overrides: str) -> str:
     return words + _settings_of((a, b), overrides)
 
 
+_ANSWERS = regex(r"(?:^|\.|_)(?:n|num_generations|group_size|n_samples\w*|num_return_sequences|generations)$")
+_PROMPTS = regex(r"batch_?size|prompts")
+
+
 def _settings_of(numbers: tuple[int, ...], overrides: str) -> str:
     """The settings that the text states with one of these numbers, in brackets."""
-    keys = [
-        f"{key}={value}"
+    stated = [
+        (key, int(value))
         for key, value in re.findall(r"(?<![\w.])\+{0,2}((?:[a-z_]\w*\.)*[a-z_]\w*)=(\d{1,12})(?![\w.])", overrides)
-        if int(value) in numbers and int(value) > 1
+        if int(value) > 1
     ]
+    keys = [f"{key}={value}" for key, value in stated if value in numbers]
+    # What a batch counts are its prompts times their answers.
+    many = [(key, value) for key, value in stated if _ANSWERS.search(key)]
+    keys += [
+        f"{key}={value} x {other}={times}"
+        for key, value in stated if _PROMPTS.search(key)
+        for other, times in many if value * times in numbers
+    ]  # fmt: skip
     return f" ({', '.join(dict.fromkeys(keys[:4]))})" if keys else ""
 
 
@@ -206,6 +219,22 @@ def _written_to_hub(first: str, where: Raised) -> Misfit | None:
         "process has no token, an expired or mistyped one, one that may only read, or none for that organisation",
         "huggingface-cli login with a token that may write (HF_TOKEN in the worker's environment; huggingface-cli whoami); "
         "or push_to_hub=False: the training itself needs no hub",
+    )
+
+
+_EXPANDED = regex(r"expanded size of the tensor \((?P<want>\d+)\) must match the existing size \((?P<is>\d+)\)")
+
+
+def _returned(first: str, where: Raised) -> Misfit | None:
+    """As many numbers as a reward function returned, and as many completions as there are."""
+    found, last = _EXPANDED.search(first), where.last
+    if found is None or last is None or "reward" not in f"{last.code} {last.function}".lower():
+        return None
+    return Misfit(
+        f"a reward function returned {found['is']} numbers for {found['want']} completions",
+        "the reward function scores prompts, or one group, or leaves some completions out: the trainer wants one number for "
+        "each completion, in their order",
+        "print len(completions) and the length of what it returns; give a number (or None) for every one",
     )
 
 
@@ -298,7 +327,7 @@ def _text_as_number(first: str, where: Raised) -> Misfit | None:
     found = _OF_TEXT.search(first)
     if found is None:
         return None
-    kinds = {found["a"] or found["left"], found["b"] or found["right"]}
+    kinds = {"str", "float"} if found["by"] else {found["a"] or found["left"], found["b"] or found["right"]}
     if "str" not in kinds or not kinds & {"float", "int"}:
         return None
     at = where.own or where.last

@@ -4,7 +4,7 @@
 
 Python writes a chain from the inside out. Where one exception was the direct cause of the next, the first is why and
 those that follow wrap it, unless they alone say something. Where one came while another was handled, the handling
-failed: the last is what ended it. What was printed by a try that caught it is no end while another reached the top of a
+failed: the last is what ended it, unless the project's own code raised it in so many words, which only names the first. What was printed by a try that caught it is no end while another reached the top of a
 program. Ray's driver names the class of what a task died of.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from replay_core.diagnose.raised import raised
 from replay_core.diagnose.signals import Told
 from replay_core.dumps.log_events import CAUSED, HANDLING
 from replay_core.regexes import regex
@@ -63,6 +64,12 @@ def _closes(one: Told) -> bool:
     return any(_CLOSES.search(frame) for frame in frames[-2:])
 
 
+def _is_own_word(one: Told) -> bool:
+    """Whether code of the project itself, and of no library, raised it in so many words."""
+    last = raised(one).last
+    return last is not None and last.is_own and last.code.startswith("raise ")
+
+
 def _head(chain: list[Told], weight: Callable[[Told], int]) -> Told:
     head = chain[0]
     for one in chain[1:]:
@@ -71,6 +78,9 @@ def _head(chain: list[Told], weight: Callable[[Told], int]) -> Told:
             continue
         # What closes a file or a client behind an exception fails because of it.
         if joined(one) == HANDLING and _closes(one) and weight(head) <= weight(one):
+            continue
+        # Who catches an exception and raises one of his own names it by another word: the first is why.
+        if joined(one) == HANDLING and _is_own_word(one) and weight(head) <= weight(one):
             continue
         if joined(one) == HANDLING or weight(one) < weight(head):
             head = one

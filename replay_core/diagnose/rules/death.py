@@ -348,13 +348,15 @@ def _dead(
 _TAKEN = regex(
     r"^\w*(?:Trainer|Config)\b|unexpected keyword|'\w+' object has no attribute|not implemented for|CUDA (?:is )?|GPU"
     r"|out of bounds|expected (?:scalar|dtype)|Unauthorized|Forbidden|401|403|non-empty"
+    r"|expanded size"
 )
 
 
 def _by_itself(one: Told, where: Raised, stated: str) -> Misfit | None:
     """What its words tell by themselves, where the table has no particular row for them."""
     told, known = by_itself(one, where, stated), failure_of(said(one))
-    return told if known is None or known.general or _TAKEN.search(said(one)) else None
+    vague = known is None or known.general or (known.cause == _MISFITS and misfit(one.text) is None)
+    return told if vague or _TAKEN.search(said(one)) else None
 
 
 class _Hang(Struct, frozen=True):
@@ -560,7 +562,12 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
                 "cut the logits to the smaller of both, or resize_token_embeddings of both to one size",
             )
         short += (f" in `{code[:100]}`" if code else "") + (f" ({large} against {small})" if small > 1 else "")
-        if small > 1 and large % small == 0:
+        if small > 1 and large == small + 1:
+            cause = (
+                "they differ by one: one of them is shifted by a token (log-probabilities are of the next token, of a "
+                f"sequence without its first) and the other is not; or {cause}"
+            )
+        elif small > 1 and large % small == 0:
             cause = (
                 f"{large} is {large // small} times {small}, so that one of them was gathered over ranks or repeated "
                 f"per generation, and the other was not; or {cause}"

@@ -19,7 +19,7 @@ from replay_core.diagnose.log_steps import FORWARDS, LOSSES, FirstBroken, first_
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE, ORDER
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
 from replay_core.records import Record, TensorRef
