@@ -637,7 +637,7 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     every step before over half of what it was: an error, of responses that no longer end where from that very step on
     their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or 0 in 2 steps and more in
     a row, and over a quarter of the median in every other: a warning. Or one of several reward functions 0 in 16 steps
-    and more, while another changes: a warning.
+    and more, while another changes: a warning, and worth knowing where the whole reward rises, and one for right answers pays.
     """
     series = given(log.get("reward"))
     values = series.finite
@@ -847,18 +847,36 @@ def _fails_for_a_while(log: RunLog, series: Series) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+_OF_ANSWERS = regex(r"(?i)correct|accura|answer|solv|exact_match|outcome|verif|(?:^|[/_])(?:acc|em|math|int)(?:$|[/_])")
+
+
 def _never_pays(log: RunLog) -> Iterator[Finding]:
     """One of several reward functions 0 in every one of 16 steps and more, while another changes."""
     each = [one for one in log.all("reward_function") if len(one.finite) >= MANY and not one.name.endswith("std")]
     dead = [one for one in each if not any(one.finite)]
     if not dead or not any(len(set(one.finite)) > 1 for one in each):
         return
-    yield warning(
-        f"one reward function never pays: {dead[0].name} is 0 in all {len(dead[0].finite)} steps, always the same",
+    # What the answers themselves are paid for is learnt all the same: the form that one asks for is not needed.
+    whole = log.get("reward")
+    learns = whole is not None and trends.rises(whole.finite)
+    learns = learns and any(
+        _OF_ANSWERS.search(one.name) and len(set(one.finite)) > 1 and trends.drift(one.finite) > -trends.DRIFT_Z
+        for one in each
+    )
+    still = [one for one in each if any(one.finite) and len(set(one.finite)) == 1]
+    yield finding(
+        "info" if learns else "warning",
+        f"one reward function never pays: {dead[0].name} is 0 in all {len(dead[0].finite)} steps, always the same"
+        + (
+            f", and {', '.join(f'{one.name} {one.finite[0]:.4g}' for one in still[:3])} in all of them"
+            if still
+            else ""
+        ),
         dead[0],
         dead[0].shown(0.0, "> 0 for some response"),
         cause="it looks for what nobody writes (a tag the prompt does not ask for, a regular expression that does not "
-        "match across lines), or an exception in it is caught and scored 0",
+        "match across lines), or an exception in it is caught and scored 0"
+        + ("; what changes is paid for by the others alone" if still else ""),
         next_step="call it by hand on one response that should be paid",
     )
 

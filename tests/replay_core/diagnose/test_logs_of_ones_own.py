@@ -265,8 +265,26 @@ def test_a_function_that_never_pays_is_said_whether_the_reward_rises_or_not(tmp_
         "rewards/tag_func/mean": [0.0] * 40,
         "rewards/correctness/mean": waves(0.2, 0.02, 40, 0.5),
     }
+    # Answers that are right are paid for and learnt: the form is not needed.
     rising = {**columns, "reward": waves(0.2, 0.02, 40, 0.5)}
     diagnosis = diagnosed_path(written(tmp_path, rows(rising), "a.jsonl"))
-    assert ("L17", "warning") in told(diagnosis)
+    assert ("L17", "info") in told(diagnosis)
     still = {**columns, "reward": waves(0.2, 0.02, 40)}
     assert ("L17", "warning") in told(diagnosed_path(written(tmp_path, rows(still), "b.jsonl")))
+
+
+@pytest.mark.parametrize("answers", [None, -2.0], ids=["none is of answers", "the one of answers is one number"])
+def test_a_function_that_never_pays_is_a_warning_where_no_other_pays_for_answers(
+    answers: float | None, tmp_path: Path
+) -> None:
+    columns = {
+        "step": steps(40, 1),
+        "rewards/match_exactly": [0.0] * 40,
+        "rewards/language": waves(0.2, 0.02, 40, 0.5),
+        "reward": waves(0.2, 0.02, 40, 0.5),
+        **({} if answers is None else {"rewards/check_answer": [answers] * 40}),
+    }
+    diagnosis = diagnosed_path(written(tmp_path, rows(columns), "a.jsonl"))
+    assert ("L17", "warning") in told(diagnosis)
+    (found,) = [one for one in diagnosis.findings if one.id == "L17"]
+    assert answers is None or "rewards/check_answer -2" in found.claim
