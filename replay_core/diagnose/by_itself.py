@@ -101,7 +101,9 @@ _LENGTHS = regex(
     r"(?i)(?:arrays|lists|columns|sequences|inputs) must (?:all )?(?:be (?:of )?|have )the same (?:length|size)"
     r"|zip\(\) argument \d+ is (?:shorter|longer)|columns? .{0,60}expected length \d+ but got length \d+"
 )
-_DIMENSIONS = regex(r"(?i)same number of dimensions|too many indices for|[Dd]imension out of range|number of dims don't match")
+_DIMENSIONS = regex(
+    r"(?i)same number of dimensions|too many indices for|[Dd]imension out of range|number of dims don't match"
+)
 #: Sentences of advice.
 _ADVICE = regex(
     r"(?:^|(?<=[.;!:] ))((?:Please|To (?:use|fix|avoid|enable|resolve|disable|do)|Try|Consider|Make sure|You (?:must|need|should"
@@ -115,7 +117,19 @@ _NO_ADVICE = regex(r"(?i)report|issue|track|https?://\S+\s*$|file a bug|contact|
 def by_itself(one: Told, where: Raised, overrides: str) -> Misfit | None:
     """What it tells; None where its words have none of these forms."""
     first = one.text.splitlines()[0]
-    for form in (_renamed, _written_to_hub, _of_zero, _returned, _of_itself, _on_the_cpu, _no_gpu, _no_room, _types, _text_as_number, _far_index):
+    for form in (
+        _renamed,
+        _written_to_hub,
+        _of_zero,
+        _returned,
+        _of_itself,
+        _on_the_cpu,
+        _no_gpu,
+        _no_room,
+        _types,
+        _text_as_number,
+        _far_index,
+    ):
         if (told := form(first, where)) is not None:
             return told
     return _contradicts(first, where, overrides) or _not_there(first)
@@ -203,7 +217,9 @@ def _of_itself(first: str, where: Raised) -> Misfit | None:
     )
 
 
-_REFUSES = regex(r"\b40[13]\b.{0,40}(?:Client Error|Forbidden|Unauthorized)|Unauthorized|Invalid (?:username|user token)")
+_REFUSES = regex(
+    r"\b40[13]\b.{0,40}(?:Client Error|Forbidden|Unauthorized)|Unauthorized|Invalid (?:username|user token)"
+)
 _HUB = regex(r"huggingface\.co|HfHubHTTPError|hf-mirror|RepositoryNotFound")
 _WRITES = regex(r"api/repos/create|/preupload|/commit/|/upload|/lfs/|create_repo|push_to_hub|upload_f\w+|init_hf_repo")
 
@@ -450,7 +466,8 @@ def _not_there(first: str) -> Misfit | None:
     key = (asked["key"] or asked["what"]) if asked is not None else ""
     return Misfit(
         f"{name} is not installed" + (f", which {key} asks for" if key else ""),
-        (f"{key} is on" if key else "a setting or a default is on") + f" that needs {name}, a compiled part (or package) "
+        (f"{key} is on" if key else "a setting or a default is on")
+        + f" that needs {name}, a compiled part (or package) "
         "that this environment does not have: never installed, or built for another torch or CUDA",
         (f"{said.rstrip('.')}; " if (said := advice(first)) else "")
         + (f"or switch {key} off" if key else f"install {name} for this torch and CUDA, or switch off what needs it"),

@@ -270,7 +270,11 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^timeperf/"), "phase_seconds", "AReaL"),
     (regex(r"^time/(?!step_total$|total$|step$|total_timesteps$|iterations$|fps$).+"), "phase_seconds", "ROLL"),
     (regex(r"^(?:successes|val/format_scores|objective/verifiable_correct_rate)$"), "reward_function", ""),
-    (regex(r"(?i)^(?:train/|optim/|fp16/|scaler/|amp/|actor/)?(?:loss|grad|gradient|scaler|amp)[_ ]?scale$"), "loss_scale", ""),
+    (
+        regex(r"(?i)^(?:train/|optim/|fp16/|scaler/|amp/|actor/)?(?:loss|grad|gradient|scaler|amp)[_ ]?scale$"),
+        "loss_scale",
+        "",
+    ),
     (
         regex(
             r"(?i)^(?:env/all/|env/|rollout/|metrics/)?(?:pars(?:e|ed|ing|able)|valid|well_formed|json|xml|tags?)"

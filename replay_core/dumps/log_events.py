@@ -190,7 +190,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
         r"|(?i:" + VERDICT + r")"
-        r"|" + THROWN_AWAY + r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
+        r"|"
+        + THROWN_AWAY
+        + r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
         r"|but the current dype|but the current dtype|\b[Rr]equeu(?:ed|ing)\b|Can't pickle |zero_advantage=\d"
         r"|(?i:^(?!.*\b(?:done|terminated)['\"]?\s?[=:]\s?(?:true|false)\b).*"
         r"(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "

@@ -253,7 +253,9 @@ def _log(path: Path) -> _Log:
                 barred = None
             counted[line.stream] = step + 1
             last = step
-            if notebook is not None and not notebook.take(line.number, step, values, in_table, line.stream in unnumbered):
+            if notebook is not None and not notebook.take(
+                line.number, step, values, in_table, line.stream in unnumbered
+            ):
                 notebook = None
             log.add(step, values, line.rank, line.number)
         elif (held := _OF_PAIRS.search(line.text)) is not None:

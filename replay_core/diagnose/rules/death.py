@@ -298,9 +298,13 @@ def _dead(
         (cause, next_step), short = judge, in_short(judge[0])
     elif one.kind == "traceback" and (together := with_code(one, where)) is not None:
         short, cause, next_step = together
-    elif one.kind == "traceback" and (
-        told_of := setting_too_large(said(one)) or with_values(one, where, stated) or _by_itself(one, where, stated)
-    ) is not None:
+    elif (
+        one.kind == "traceback"
+        and (
+            told_of := setting_too_large(said(one)) or with_values(one, where, stated) or _by_itself(one, where, stated)
+        )
+        is not None
+    ):
         short, cause, next_step = told_of.short, told_of.cause, told_of.next_step
     elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
         short, cause, next_step = _UNKNOWN_WEIGHT
@@ -526,6 +530,8 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
         if (known := failure_of(code)) is not None and not known.general:
             return in_short(known.cause), known.cause, known.next_step
         short = f"a condition of the code does not hold, `{code[:100]}`"
+        if "%" in code and (numbers := not_divisible(said(one), "")):
+            short = f"{_DIVIDES}: {numbers}, in `{code[:100]}`"
     elif _ABSENT.search(said(one)) and _STARTS.search(one.text):
         called = _PROGRAMS.search(one.text)
         program = called[1].replace("_", " ").strip() if called else ""

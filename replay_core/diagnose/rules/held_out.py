@@ -159,6 +159,7 @@ def _longer(log: RunLog) -> str:
     )
     return f" with the {'length' if now > begun else 'brevity'} of the answers ({begun:.3g} to {now:.3g} tokens{share})"
 
+
 #: Of a share of answers that can be read: lines, what it has to begin with, what is left of it, and Kendall's tau of few.
 _READ_LINES, _BEGAN, _READ_LEFT, _READ_TAU, _FEW_LINES = 5, 0.5, 0.8, -0.6, 12
 _OF_FORM = regex(r"(?i)(?:^|[/_. ])(?:fmt|format)(?![a-z]*(?:penalty|std))")
@@ -219,7 +220,9 @@ def form_lost(log: RunLog) -> Finding | None:
         first, last = median(by_answer.finite[:2]), median(by_answer.finite[-2:])
         if begun > 0 and now < (1 - FORM_LOST) * begun and last > (1 - HOLDS) * first > 0:
             found.append((now / begun, strict, by_answer, begun, now, last))
-    skip_if(not every or not flexible, "needs one task scored strictly and flexibly, or a share of answers that can be read")
+    skip_if(
+        not every or not flexible, "needs one task scored strictly and flexibly, or a share of answers that can be read"
+    )
     if not found:
         return None
     _, strict, by_answer, begun, now, last = min(found, key=lambda each: each[0])

@@ -868,9 +868,7 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
         "info" if learns else "warning",
         f"one reward function never pays: {dead[0].name} is 0 in all {len(dead[0].finite)} steps, always the same"
         + (
-            f", and {', '.join(f'{one.name} {one.finite[0]:.4g}' for one in still[:3])} in all of them"
-            if still
-            else ""
+            f", and {', '.join(f'{one.name} {one.finite[0]:.4g}' for one in still[:3])} in all of them" if still else ""
         ),
         dead[0],
         dead[0].shown(0.0, "> 0 for some response"),

@@ -419,7 +419,8 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     yield finding(
         # Eight workers that say one thing at the start are no habit.
         "warning"
-        if in_vain or (not transport and len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY))
+        if in_vain
+        or (not transport and len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY))
         else "info",
         f"one error is logged {len(lines)} times, and {'no step is taken' if in_vain else 'the run goes on'}: "
         + (f"{in_short(known.cause)}: " if known is not None else "")

@@ -198,7 +198,9 @@ def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Findin
                     + ("" if every < _RARE else f", spread over the {every:.3g} steps from one to the next"),
                     series.ended,
                     shown("share of the step", now / typical, f"< {limit:g}", series.source),
-                    cause=why if every < _RARE else f"it takes place every {every:.3g} steps, as often as it was asked for, and is slow "
+                    cause=why
+                    if every < _RARE
+                    else f"it takes place every {every:.3g} steps, as often as it was asked for, and is slow "
                     "beside steps this short",
                     next_step="time it alone; rldbg diagnose shows the trends of all phases",
                 )
