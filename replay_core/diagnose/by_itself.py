@@ -52,7 +52,8 @@ _FLOATS = regex(r"(?i)float|half|double")
 _INTEGERS = regex(r"(?i)\b(?:long|int\w*)\b")
 #: A kernel of the CPU that half precision has none of, by what torch calls it.
 _ON_CPU = regex(
-    r"[\"'](?P<op>[\w-]*(?:_cpu\w*|KernelImpl|_with_gemm|kernel_impl|_lastdim\w*|slow_conv\w*))[\"'] not implemented for "
+    r"[\"'](?P<op>[\w-]*(?:_cpu\w*|KernelImpl|_with_gemm|kernel_impl|_lastdim\w*|slow_conv\w*))[\"'] not "
+    r"implemented for "
     r"['\"](?P<dtype>Half|BFloat16)['\"]"
 )
 #: No GPU, in the words of several libraries.
@@ -64,9 +65,11 @@ _NO_GPU = regex(
 )
 #: A part that a setting asks for.
 _PART = regex(
-    r"(?:(?:extension|module|kernels?|package|library|backend|dependency|plugin|op)s? )?['\"`]?(?P<name>[A-Za-z]\w*(?:[._-]\w+)+"
+    r"(?:(?:extension|module|kernels?|package|library|backend|dependency|plugin|op)s? )?['\"`]?"
+    r"(?P<name>[A-Za-z]\w*(?:[._-]\w+)+"
     r"|[A-Za-z]\w{2,})['\"`]?(?: (?:extension|module|kernels?|package|library|backend|dependency|plugin|op)s?)? "
-    r"(?:(?:is|are|was|were|could|cannot|can) (?:not|be not|n't)(?: be)?|(?:does not|doesn't) seem to be|seems? (?:to be not|not to be))"
+    r"(?:(?:is|are|was|were|could|cannot|can) (?:not|be not|n't)(?: be)?|(?:does not|doesn't) seem to be"
+    r"|seems? (?:to be not|not to be))"
     r" (?:found|installed|built|compiled|imported)"
 )
 _SET_TO = regex(r"(?P<key>\w+)(?: (?:was |is )?set to |=)(?P<value>True|1|on|enabled)\b|use (?P<what>\w+_\w+)\b")
@@ -87,16 +90,22 @@ _COUNTS = regex(
     r"(?i)(?P<a>[a-z_][\w -]{0,50}?)\s?\((?P<one>\[?\d[\d, ]{0,60}\]?)\)\s?(?P<how>.{0,80}?)\s?"
     r"(?P<b>[a-z_][\w -]{0,50}?)\s?\((?P<other>\[?\d[\d, ]{0,60}\]?)\)"
 )
-_UNLIKE = regex(r"(?i)inconsisten|mismatch|do(?:es)? not match|don't match|should be the same|must be the same|differ|must match"
-                r"|not equal|unequal|must equal|must be equal|should (?:equal|match)|same (?:number|length|size)")  # fmt: skip
+_UNLIKE = regex(
+    r"(?i)inconsisten|mismatch|do(?:es)? not match|don't match|should be the same|must be the same|differ|must match"
+    r"|not equal|unequal|must equal|must be equal|should (?:equal|match)|same (?:number|length|size)"
+)
 _NAMED_SIZES = regex(r"\b(?P<name>(?:len\()?[A-Za-z_][\w.\[\]'\"]{0,60}\)?)\s?={1,2}\s?(?P<value>\d{1,12})\b(?!\.\d)")
 _FAR_INDEX = regex(r"index (?P<at>\d{1,12}) is out of bounds for (?:dimension|axis) \d+ with size (?P<size>\d{1,12})")
 _SETTING = regex(
-    r"(?P<a>\w*(?:max|limit|min)\w*_\w+|[Uu]ser-specified \w+)\s?\(?\s?=?(?P<one>\d{2,9})\)? is (?:greater|larger|longer|more) than "
+    r"(?P<a>\w*(?:max|limit|min)\w*_\w+|[Uu]ser-specified \w+)\s?\(?\s?=?(?P<one>\d{2,9})\)? is (?:greater|larger"
+    r"|longer|more) than "
     r"(?:the )?(?P<b>(?:derived )?\w*max\w*)\b.{0,80}?(?P<other>\d{2,9})"
 )
-_OF_TEXT = regex(r"can't multiply sequence by non-int of type '(?P<by>float)'|'(?P<op>[<>]=?|[-+*/])' not supported between instances of '(?P<a>\w+)' and '(?P<b>\w+)'"
-                 r"|unsupported operand type\(s\) for (?P<sign>\S+): '(?P<left>\w+)' and '(?P<right>\w+)'")  # fmt: skip
+_OF_TEXT = regex(
+    r"can't multiply sequence by non-int of type '(?P<by>float)'"
+    r"|'(?P<op>[<>]=?|[-+*/])' not supported between instances of '(?P<a>\w+)' and '(?P<b>\w+)'"
+    r"|unsupported operand type\(s\) for (?P<sign>\S+): '(?P<left>\w+)' and '(?P<right>\w+)'"
+)
 _LENGTHS = regex(
     r"(?i)(?:arrays|lists|columns|sequences|inputs) must (?:all )?(?:be (?:of )?|have )the same (?:length|size)"
     r"|zip\(\) argument \d+ is (?:shorter|longer)|columns? .{0,60}expected length \d+ but got length \d+"
@@ -106,8 +115,10 @@ _DIMENSIONS = regex(
 )
 #: Sentences of advice.
 _ADVICE = regex(
-    r"(?:^|(?<=[.;!:] ))((?:Please|To (?:use|fix|avoid|enable|resolve|disable|do)|Try|Consider|Make sure|You (?:must|need|should"
-    r"|can|have)|Set|Use|Install|Run|Otherwise|Did you mean|Either|Increase|Decrease|Reduce|Add|Pass|Instead|If you want"
+    r"(?:^|(?<=[.;!:] ))((?:Please|To (?:use|fix|avoid|enable|resolve|disable|do)|Try|Consider|Make sure"
+    r"|You (?:must|need|should"
+    r"|can|have)|Set|Use|Install|Run|Otherwise|Did you mean|Either|Increase|Decrease|Reduce|Add|Pass|Instead"
+    r"|If you want"
     r"|Pip install|Update|Upgrade)\b[^\n]{8,240}?(?:[.!?](?= |$)|$))|(?<=: )(`?pip install [^\n`]{3,120}`?)"
 )
 #: Advice that tells nothing: where an issue is tracked, to ask for help.
@@ -212,7 +223,8 @@ def _of_itself(first: str, where: Raised) -> Misfit | None:
         f"a mistake of the project's own code: {last.function} uses self.{name}, and the constructor that ran does not "
         "set it: the file is of two versions (a newer method over an older constructor, a merge, an edit), the class "
         "was not meant to be made this way, or a base class of another version sets it",
-        f"grep -n 'self.{name}' {last.file}; compare the file with its repository (git diff, git log); look which class "
+        f"grep -n 'self.{name}' {last.file}; compare the file with its repository (git diff, git log); look which "
+        "class "
         f"sets {name}, and make that one",
     )
 
@@ -231,9 +243,11 @@ def _written_to_hub(first: str, where: Raised) -> Misfit | None:
         return None
     return Misfit(
         "the hub refuses to be written to: no valid token with the right to write, and the run is to push there",
-        "the trainer is told to push its model to Hugging Face's hub (push_to_hub, hub_model_id, hub_strategy), and this "
+        "the trainer is told to push its model to Hugging Face's hub (push_to_hub, hub_model_id, hub_strategy), "
+        "and this "
         "process has no token, an expired or mistyped one, one that may only read, or none for that organisation",
-        "huggingface-cli login with a token that may write (HF_TOKEN in the worker's environment; huggingface-cli whoami); "
+        "huggingface-cli login with a token that may write (HF_TOKEN in the worker's environment; huggingface-cli "
+        "whoami); "
         "or push_to_hub=False: the training itself needs no hub",
     )
 
@@ -248,7 +262,8 @@ def _returned(first: str, where: Raised) -> Misfit | None:
         return None
     return Misfit(
         f"a reward function returned {found['is']} numbers for {found['want']} completions",
-        "the reward function scores prompts, or one group, or leaves some completions out: the trainer wants one number for "
+        "the reward function scores prompts, or one group, or leaves some completions out: the trainer wants one "
+        "number for "
         "each completion, in their order",
         "print len(completions) and the length of what it returns; give a number (or None) for every one",
     )
@@ -266,7 +281,8 @@ def _of_zero(first: str, where: Raised) -> Misfit | None:
     return Misfit(
         f"ZeRO-3 gathers a parameter of which it holds no part{f' (in {during})' if during else ''}",
         "DeepSpeed's ZeRO-3 puts a parameter together from its partitions and has none of it: a module that is shared, "
-        "copied or was made after deepspeed.initialize (a frozen reference branch, a value head, an adapter), or that is "
+        "copied or was made after deepspeed.initialize (a frozen reference branch, a value head, an adapter), or "
+        "that is "
         "used outside of the engine's own forward, as generation does",
         "ZeRO-2 tells whether it is this; make and share modules before the engine is initialised, or call them under "
         "deepspeed.zero.GatheredParameters; of generation the unwrapped model under it (ds3_gather_for_generation)",
@@ -280,7 +296,8 @@ def _on_the_cpu(first: str, where: Raised) -> Misfit | None:
     dtype = {"Half": "fp16", "BFloat16": "bf16"}[found["dtype"]]
     return Misfit(
         f"a model in {dtype} runs on the CPU, where torch has no {found['op']} of that precision",
-        f"the weights (or inputs) are {dtype} and lie on the CPU: the model was never moved to the GPU, none is seen, or "
+        f"the weights (or inputs) are {dtype} and lie on the CPU: the model was never moved to the GPU, none is "
+        "seen, or "
         f"a part was offloaded; this torch computes {found['op']} of {dtype} on a GPU alone",
         "model.to('cuda') (device_map='auto') and the inputs beside it; print torch.cuda.is_available() and "
         "next(model.parameters()).device; on a CPU load it in float32",
@@ -309,7 +326,8 @@ def _no_room(first: str, where: Raised) -> Misfit | None:
         + ": a workspace or buffer does not fit beside what is held",
         "the GPU's memory is used up where a library asks for a workspace of its own (kernels of an inference engine "
         "or a hybrid engine, a cache for the longest sequence): weights, optimizer and the engine share one GPU",
-        "nvidia-smi before that call; a smaller batch and fewer tokens (the workspace is made for the largest), offload "
+        "nvidia-smi before that call; a smaller batch and fewer tokens (the workspace is made for the largest), "
+        "offload "
         "the optimizer or release the trainer's cache before generation; more GPUs",
     )
 
@@ -364,7 +382,8 @@ def _far_index(first: str, where: Raised) -> Misfit | None:
         f"token id {found['at']} is beyond the vocabulary of {int(found['size']):,}",
         "the ids come from another tokenizer than the model, or tokens were added and the embeddings (and logits) not "
         "resized",
-        "compare len(tokenizer) with model.config.vocab_size; resize_token_embeddings(len(tokenizer)), in the engine, too",
+        "compare len(tokenizer) with model.config.vocab_size; resize_token_embeddings(len(tokenizer)), in the "
+        "engine, too",
     )
 
 
@@ -398,7 +417,8 @@ def _contradicts(first: str, where: Raised, overrides: str) -> Misfit | None:
         why = (
             "one has a last dimension of 1 that the other lacks: squeeze(-1) it, or unsqueeze the other"
             if len(re.findall(r"\d+", one)) != len(re.findall(r"\d+", other)) and extra
-            else "they are of other samples or tokens: a shift by one that only one of them has, padding, a prompt that "
+            else "they are of other samples or tokens: a shift by one that only one of them has, padding, a prompt "
+            "that "
             "is part of one alone, or a mean that was taken of one"
         )
         return Misfit(f"{a} has the size {one} and {b} {other}{code}", why, print_it)
@@ -407,7 +427,8 @@ def _contradicts(first: str, where: Raised, overrides: str) -> Misfit | None:
         pictures = re.search(r"(?i)image|video|audio", f"{a} {b} {found['how']}")
         text = re.search(r"(?i)text|token|prompt|placeholder", f"{a} {b} {found['how']}")
         why = (
-            "images (or videos) and texts of the batch are grouped otherwise: the processor wants one list of images for "
+            "images (or videos) and texts of the batch are grouped otherwise: the processor wants one list of "
+            "images for "
             "each text ([[img1], [img2]]), a flat list is one sample's, and each text as many image tokens as it has "
             "images"
             if pictures and text

@@ -4,7 +4,8 @@
 
 Python writes a chain from the inside out. Where one exception was the direct cause of the next, the first is why and
 those that follow wrap it, unless they alone say something. Where one came while another was handled, the handling
-failed: the last is what ended it, unless the project's own code raised it in so many words, which only names the first. What was printed by a try that caught it is no end while another reached the top of a
+failed: the last is what ended it, unless the project's own code raised it in so many words, which only names the
+first. What was printed by a try that caught it is no end while another reached the top of a
 program. Ray's driver names the class of what a task died of.
 """
 

@@ -1,5 +1,5 @@
-"""A reward that was well for most of the run and falls at its end below all that it ever was: medians of the run's first
-and last third hide it, as what rose before stands in the same third.
+"""A reward that was well for most of the run and falls at its end below all that it ever was: medians of the run's
+first and last third hide it, as what rose before stands in the same third.
 
     fall = late_fall(series)
     fall.begun, fall.now, fall.peak       # levels, and the place where it was best

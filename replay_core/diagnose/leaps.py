@@ -1,5 +1,5 @@
-"""One place at which a series leaps from a level to another and stays there: what an update cannot do to a policy, and a
-judge, a data set, a setting or a server does.
+"""One place at which a series leaps from a level to another and stays there: what an update cannot do to a policy, and
+a judge, a data set, a setting or a server does.
 
     leap = leap_in(series)
     leap.at, leap.before, leap.after
@@ -9,6 +9,7 @@ judge, a data set, a setting or a server does.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import median
 
 from msgspec import Struct
@@ -69,7 +70,7 @@ def with_it(log: RunLog, leap: Leap, signals: tuple[str, ...]) -> list[Series]:
         if at is None or at < BEFORE or len(points) - at < 3:
             continue
         values = [point.value for point in points]
-        changes = [abs(b - a) for a, b in zip(values[: at - 1], values[1:at], strict=True)]
+        changes = [abs(b - a) for a, b in pairwise(values[:at])]
         usual = max(median(changes), sum(changes) / len(changes))
         now, was = median(values[at : at + 3]), median(values[at - 3 : at])
         if abs(now - was) > max(MOVES * usual, PART * abs(was)):

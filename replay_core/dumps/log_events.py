@@ -40,7 +40,8 @@ VERDICT = (
 #: A trainer of one's own that draws again where a group teaches nothing.
 THROWN_AWAY = (
     r"(?i:\b(?:skip(?:ped|ping)?|resampl\w+|discard\w*|drop(?:ped|ping)?|filter(?:ed|ing)?(?: out)?)\b.{0,80}"
-    r"\b(?:all[ _-](?:wrong|correct|right|zero|same|equal|incorrect|fail\w*|solved)|(?:zero|no|same|equal|identical)[ _-]"
+    r"\b(?:all[ _-](?:wrong|correct|right|zero|same|equal|incorrect|fail\w*|solved)|(?:zero|no|same|equal"
+    r"|identical)[ _-]"
     r"(?:advantages?|variance|std|spread|signal|rewards?))\b)"
 )
 #: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.

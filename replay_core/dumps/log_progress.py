@@ -191,7 +191,8 @@ class StepsSaid:
     def told(self, last_step: int | None = None, at_line: int = 0) -> HowFar | None:
         """How far the run came. `last_step`: the last step that a metric tells, where steps are numbered."""
         count = max(self._bars.values(), key=lambda one: (one.took, one.of), default=None)
-        # A counter counts up: one that is told once, or that stands, is a share of something else. A bar that is back at
+        # A counter counts up: one that is told once, or that stands, is a share of something else. A bar that is back
+        # at
         # its beginning, while a counter has risen, is one of each step's own.
         counts = (one for one in self._counter.values() if one.rises >= _RISES and one.of >= _MANY)
         counted = max(counts, key=lambda one: one.line, default=None)
@@ -212,8 +213,8 @@ class StepsSaid:
         )  # fmt: skip
 
     def ends(self) -> HowFar | None:
-        """Of a program's log that tells of no step and no failure, where it ends; None of any other text. Its lines have
-        clocks, or training was begun and the last line is a bar that has not come to its end.
+        """Of a program's log that tells of no step and no failure, where it ends; None of any other text. Its lines
+        have clocks, or training was begun and the last line is a bar that has not come to its end.
         """
         if self._clocked < _CLOCKS and not (self._starts and self._inside == self._last[0] > 0):
             return None

@@ -1,5 +1,5 @@
-"""A notebook shows a run twice: as a table of steps and losses, and as the rows that the trainer prints, which number no
-step. Where there are as many rows as the table has steps, the table says which step each row is of.
+"""A notebook shows a run twice: as a table of steps and losses, and as the rows that the trainer prints, which number
+no step. Where there are as many rows as the table has steps, the table says which step each row is of.
 
     Step    Training Loss                {'loss': 0.1, 'grad_norm': 0.4, 'reward': 0.2}
     10      0.1                          {'loss': 0.2, 'grad_norm': 0.5, 'reward': 0.3}

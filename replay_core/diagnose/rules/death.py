@@ -552,8 +552,8 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
             "x PP x DP with the world size",
         )
     elif short == _SHAPES and (viewed := _VIEWED.search(one.text)) is not None:
-        sizes = [int(each) for each in re.findall(r"-?\d+", viewed[1])]
-        holds, there = math.prod(abs(each) for each in sizes), int(viewed[2])
+        counts = [int(each) for each in re.findall(r"-?\d+", viewed[1])]
+        holds, there = math.prod(abs(each) for each in counts), int(viewed[2])
         part = f", {holds / there:g} times as many" if holds > there else f", {there / holds:g} times fewer"
         short += f": [{viewed[1]}] holds {holds:,} numbers, and there are {there:,}{part if holds != there else ''}"
         short += f" (in `{code[:100]}`)" if code else ""

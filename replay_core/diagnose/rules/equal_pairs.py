@@ -16,7 +16,8 @@ SHARE, SURE = 0.2, 4.0
 
 
 @rule("L49", "pairs are of two equal answers", link="rewards", scope="signals", needs=("loss", "reward_function"),
-      explains=("L40", "L44", "L47", "L08"), source="Bradley-Terry and DPO: -log sigmoid(0) = ln 2 for every equal pair")  # fmt: skip
+      explains=("L40", "L44", "L47", "L08"),
+      source="Bradley-Terry and DPO: -log sigmoid(0) = ln 2 for every equal pair")  # fmt: skip
 def equal_pairs(log: RunLog) -> Finding | None:
     """The loss is ln 2 times the share of pairs that are not told apart (to .01), in 3 lines and more in which that
     share is over .2 and the mean margin over 4: a warning. Pairs that differ are told apart surely and lose nothing;
@@ -39,15 +40,18 @@ def equal_pairs(log: RunLog) -> Finding | None:
     point, wrong = equal[-1]
     norms = log.get("grad_norm")
     return warning(
-        f"{share(len(equal), len(sure))} lines lose exactly ln 2 for each pair that is not told apart ({wrong:.0%} of them "
+        f"{share(len(equal), len(sure))} lines lose exactly ln 2 for each pair that is not told apart ({wrong:.0%} "
+        "of them "
         "in the last): those pairs hold the same answer twice, and nothing is left to learn",
         point.where(loss.name),
         loss.shown_at(point, f"about 0 at a margin of {margins[point.step]:.3g}"),
         shown(f"ln 2 x (1 - {right.name})", wrong * COIN),
         right.shown(rights[point.step], "> 0.9 at such a margin"),
         *([] if norms is None else [norms.shown(norms.last.value)]),
-        cause="chosen and rejected of many rows are one text: data that was made so (an answer that was sampled twice, a "
-        "judge's tie), both cut to what they share (max_length, a template that drops the last message), or a column that "
+        cause="chosen and rejected of many rows are one text: data that was made so (an answer that was sampled "
+        "twice, a "
+        "judge's tie), both cut to what they share (max_length, a template that drops the last message), or a "
+        "column that "
         "is read twice. Pairs that do differ are told apart at once, so that the gradient vanishes",
         next_step="count rows with chosen == rejected, as texts and as tokens behind the prompt; leave them out",
         steps=[each.step for each, _ in equal],

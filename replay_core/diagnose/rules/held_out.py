@@ -160,7 +160,8 @@ def _longer(log: RunLog) -> str:
     return f" with the {'length' if now > begun else 'brevity'} of the answers ({begun:.3g} to {now:.3g} tokens{share})"
 
 
-#: Of a share of answers that can be read: lines, what it has to begin with, what is left of it, and Kendall's tau of few.
+#: Of a share of answers that can be read: lines, what it has to begin with, what is left of it, and Kendall's tau of
+#: few.
 _READ_LINES, _BEGAN, _READ_LEFT, _READ_TAU, _FEW_LINES = 5, 0.5, 0.8, -0.6, 12
 _OF_FORM = regex(r"(?i)(?:^|[/_. ])(?:fmt|format)(?![a-z]*(?:penalty|std))")
 
@@ -185,25 +186,31 @@ def _unread(log: RunLog) -> Finding | None:
         return None
     _, series, begun, now = min(found, key=lambda each: each[0])
     return warning(
-        f"the form of the answers breaks down: {series.name} falls from {begun:.2g} to {now:.2g}, ever fewer of them can "
+        f"the form of the answers breaks down: {series.name} falls from {begun:.2g} to {now:.2g}, ever fewer of "
+        "them can "
         "be read",
         series.ended,
         series.shown(series.last.value, f"about {begun:.2g}"),
         shown("mean of its last third", now, f"> {_READ_LEFT:g} x {begun:.2g}"),
-        cause="the policy gives up the form that answers are read by: it is not paid for any more, answers get longer and "
-        "are cut before their end, several players or tools confuse it, or updates (a learning rate too high, no KL) pull "
+        cause="the policy gives up the form that answers are read by: it is not paid for any more, answers get "
+        "longer and "
+        "are cut before their end, several players or tools confuse it, or updates (a learning rate too high, no "
+        "KL) pull "
         "it apart; an answer that cannot be read earns nothing, whatever it says",
-        next_step="read ten answers that cannot be read; look at lengths and cut answers beside it; pay for the form, add a "
+        next_step="read ten answers that cannot be read; look at lengths and cut answers beside it; pay for the "
+        "form, add a "
         "KL, or take the checkpoint before the fall",
         steps=series.steps(under=(begun + now) / 2),
     )
 
 
-@rule("L41", "the form of answers is lost", link="trend", scope="signals", needs=("held_out|well_formed|reward_function",),
+@rule("L41", "the form of answers is lost", link="trend", scope="signals",
+      needs=("held_out|well_formed|reward_function",),
       source="lm-evaluation-harness: strict-match and flexible-extract of gsm8k")  # fmt: skip
 def form_lost(log: RunLog) -> Finding | None:
     """One task that a harness scores by its form (strict) falls by .15 of itself over 4 evaluations and more, and by
-    its answer (flexible) by less than .05: a warning. So is a share of answers that can be read (parse_success, a format
+    its answer (flexible) by less than .05: a warning. So is a share of answers that can be read (parse_success, a
+    format
     reward between 0 and 1) that was .5 and more and falls to .8 of its first third and less, over 5 lines and more, by
     no chance (Kendall's tau under -.6 of fewer than 12).
     """

@@ -18,9 +18,9 @@ from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.leaps import leap_in, with_it
+from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.signals import RunLog, Series
@@ -637,7 +637,8 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     every step before over half of what it was: an error, of responses that no longer end where from that very step on
     their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or 0 in 2 steps and more in
     a row, and over a quarter of the median in every other: a warning. Or one of several reward functions 0 in 16 steps
-    and more, while another changes: a warning, and worth knowing where the whole reward rises, and one for right answers pays.
+    and more, while another changes: a warning, and worth knowing where the whole reward rises, and one for right
+    answers pays.
     """
     series = given(log.get("reward"))
     values = series.finite
@@ -952,7 +953,8 @@ def reward_falls(log: RunLog) -> Finding | None:
             fall.since.where(series.name),
             series.shown(fall.now, f">= {fall.begun:.3g}"),
             shown("its best level", fall.best, None, f"to step {fall.since.step}"),
-            cause="the policy has come apart after it had learnt: a learning rate that is too high for so many steps, no "
+            cause="the policy has come apart after it had learnt: a learning rate that is too high for so many "
+            "steps, no "
             "KL to hold it, entropy that is used up or explodes, a reward that was exploited until the judge no longer "
             "paid, or prompts of another kind from there on",
             next_step=f"take a checkpoint from about step {fall.since.step}; look at entropy, KL, lengths and the "
@@ -964,15 +966,19 @@ def reward_falls(log: RunLog) -> Finding | None:
         if not moved and any(map(log.has, _OF_THE_POLICY)) and not learns_between(values):
             same = ", ".join(one.name for signal in _OF_THE_POLICY for one in log.all(signal)[:1])
             return warning(
-                f"{series.name} leaps from {leap.before:.3g} to {leap.after:.3g} at step {leap.at.step}, within one step, and "
-                f"stays there, while {same} go{'' if ',' in same else 'es'} on as before: the judge or the data changed, and "
+                f"{series.name} leaps from {leap.before:.3g} to {leap.after:.3g} at step {leap.at.step}, within "
+                "one step, and "
+                f"stays there, while {same} go{'' if ',' in same else 'es'} on as before: the judge or the data "
+                "changed, and "
                 "not the policy",
                 leap.at.where(series.name),
                 series.shown_at(leap.at, f"about {leap.before:.3g}"),
-                cause="no update moves a policy so far in one step and leaves all else: from there on answers are judged "
+                cause="no update moves a policy so far in one step and leaves all else: from there on answers are "
+                "judged "
                 "otherwise (a grader that times out or is down and scores 0, labels that are another prompt's, another "
                 "version of the judge), or the prompts are of another set",
-                next_step=f"score the same ten answers of before and behind step {leap.at.step} by hand; the judge's own log "
+                next_step=f"score the same ten answers of before and behind step {leap.at.step} by hand; the "
+                "judge's own log "
                 "and its time-outs at that time; the order of prompts and labels there",
                 steps=[p.step for p in series.points if p.step is not None and p.step >= (leap.at.step or 0)],
             )
@@ -1000,8 +1006,10 @@ def reward_falls(log: RunLog) -> Finding | None:
             else "the policy learns between the leaps: other prompts (a stage of a curriculum), or another judge, from "
             "each of them on"
             if leaps
-            else "an entropy bonus that outweighs what is paid (a coefficient a hundred times too large, or a term of the "
-            "wrong sign), a learning rate that is too high, or updates that push answers apart and hold nothing together"
+            else "an entropy bonus that outweighs what is paid (a coefficient a hundred times too large, or a term "
+            "of the "
+            "wrong sign), a learning rate that is too high, or updates that push answers apart and hold nothing "
+            "together"
             if random
             else "a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "
             "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "

@@ -48,13 +48,17 @@ def least_rewards(log: RunLog) -> Finding | None:
         points[0].where(series.name),
         series.shown(least, f"> {least:.4g} for more of them"),
         shown("lines that get more", share(len(values) - at_least, len(values))),
-        cause="the answers are not in the form that the judge looks for (a tag that is not closed, a box, a last line), so "
-        "that right ones earn nothing either: the prompt does not ask for it, the token limit cuts it off, or the model "
+        cause="the answers are not in the form that the judge looks for (a tag that is not closed, a box, a last "
+        "line), so "
+        "that right ones earn nothing either: the prompt does not ask for it, the token limit cuts it off, or the "
+        "model "
         "is too small to keep it"
         if of_form
-        else "the judge does not find what it pays for (a form of answer, a tag, another column), answers are cut off, or "
+        else "the judge does not find what it pays for (a form of answer, a tag, another column), answers are cut "
+        "off, or "
         "the task is too hard for this model: groups in which nobody earns anything teach nothing",
-        next_step="read ten of these answers beside what the judge parses; a demonstration of the form in the prompt, a "
+        next_step="read ten of these answers beside what the judge parses; a demonstration of the form in the "
+        "prompt, a "
         "few steps of SFT on it, a higher token limit, or a part of the reward for the form alone",
         steps=[point.step for point in points],
     )

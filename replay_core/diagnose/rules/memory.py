@@ -210,7 +210,8 @@ def _of_weights(tried: float | None, held: float | None) -> str:
     return (
         "weights, and what is made beside them before any batch: "
         + (
-            f"one piece of {tried:.4g} GiB is asked for while {held:.4g} GiB are held already, as much again (a buffer of "
+            f"one piece of {tried:.4g} GiB is asked for while {held:.4g} GiB are held already, as much again (a "
+            "buffer of "
             "gradients or a second copy of the weights), and one GPU cannot hold both"
             if twice
             else "buffers of gradients, master weights in fp32, a reference beside the policy do not fit on one GPU"

@@ -21,10 +21,10 @@ from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, old_
 from replay_core.diagnose.falling_apart import falls_apart
 from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
+from replay_core.diagnose.leaps import leap_in
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, Repeated, cause_of
-from replay_core.diagnose.leaps import leap_in
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
@@ -421,8 +421,10 @@ def mismatch(log: RunLog) -> Finding | None:
         "are shifted by one token, tokens that were re-tokenised or belong to other samples, tokens in the loss mask "
         "that no engine sampled such as padding, prompt or tool output, or another model"
         if other
-        else "one side computes or samples otherwise from that step on: a temperature, top-p or penalty of the engine that "
-        "was changed, an engine that was restarted with other settings, precision or weights, another template. Weights "
+        else "one side computes or samples otherwise from that step on: a temperature, top-p or penalty of the "
+        "engine that "
+        "was changed, an engine that was restarted with other settings, precision or weights, another template. "
+        "Weights "
         "that are no longer sent part by and by, and no further at once"
         if _leapt(series, limit)
         else "weights that are not all sent to the engine, or late: part of the layers, or all, stay behind "
@@ -464,7 +466,8 @@ def _leapt(series: Series, limit: Limit) -> str:
     if leap is None or not limit.is_past(leap.after, limit.warning) or leap.before > limit.warning / 3:
         return ""
     return (
-        f": it leaps from {leap.before:.2g} to {leap.after:.2g} at step {leap.at.step}, within one step, and stays there, as a "
+        f": it leaps from {leap.before:.2g} to {leap.after:.2g} at step {leap.at.step}, within one step, and stays "
+        "there, as a "
         "setting does that was changed on one side"
     )
 

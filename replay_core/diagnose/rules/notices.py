@@ -280,7 +280,8 @@ _TABLE: tuple[_Notice, ...] = (
     _Notice(
         regex(THROWN_AWAY), "warning", "groups",
         "groups are thrown away and drawn again, as no reward differs in them",
-        "all answers to a prompt are wrong, or all are right: prompts too hard or too easy for this policy, groups too small, "
+        "all answers to a prompt are wrong, or all are right: prompts too hard or too easy for this policy, groups "
+        "too small, "
         "or a reward that does not tell answers apart; what they cost is not in the steps that are counted",
         "compare attempts with useful steps over the run; larger groups, prompts filtered by how often they are solved",
         fewest=20,
@@ -386,7 +387,8 @@ def _goes_on(log: RunLog) -> bool:
 #: Libraries below the trainer, by what their own lines say: they fall back by themselves.
 _TRANSPORT = regex(
     r"\bUCX\b|\bknem|\bcma_|libfabric|\bOFI\b|openib|\bbtl[_:]|\bOMPI\b|mca_|\bPMIX\b|hwloc|libibverbs|NVSHMEM|nvshmem"
-    r"|Unable to register cu(?:DNN|FFT|BLAS) factory|cuda_(?:dnn|fft|blas)\.cc|computation_placer|TF-TRT|absl::InitializeLog"
+    r"|Unable to register cu(?:DNN|FFT|BLAS) factory|cuda_(?:dnn|fft|blas)\.cc|computation_placer|TF-TRT"
+    r"|absl::InitializeLog"
     r"|ALSA lib|libEGL|MESA"
 )
 _OF_LOGGER = regex(r"^(?:[\w.]+:\d+ )?\[?(?:ERROR|CRITICAL)\]?:?\s?(?:[\w.]+:\s?)?")

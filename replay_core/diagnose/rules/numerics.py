@@ -328,8 +328,8 @@ def first_metric(log: RunLog) -> Finding | None:
     """The first NaN or Inf by step, within the step by order of computation: what is broken first is the cause.
 
     NaN in the spread of rewards is a group of one (D06); a finite loss whose gradient is NaN at every step is D22. A
-    gradient that is not finite once, with everything finite after it, is a skipped step: a warning. Where a loss scale is
-    logged that comes to a quarter and less, it is the overflow of fp16. KL and clip
+    gradient that is not finite once, with everything finite after it, is a skipped step: a warning. Where a loss scale
+    is logged that comes to a quarter and less, it is the overflow of fp16. KL and clip
     fractions alone, with a finite loss or gradient in those steps, are figures that are not computed: a warning.
     """
     broken = first_broken(log)
@@ -382,16 +382,20 @@ def first_metric(log: RunLog) -> Finding | None:
     recovered = bool(after) and all(map(math.isfinite, after))
     if (scale := _sinks(log)) is not None:
         return error(
-            f"fp16 gradients overflow: grad_norm is not finite in {len(steps)} of {len(series.points)} steps, which are "
+            f"fp16 gradients overflow: grad_norm is not finite in {len(steps)} of {len(series.points)} steps, "
+            "which are "
             f"skipped, and {scale.name} falls from {scale.finite[0]:.4g} to {scale.finite[-1]:.4g}",
             point.where(series.name),
             *broken.evidence,
             scale.shown(scale.finite[-1], f"about {scale.finite[0]:.4g}"),
             link="gradient",
-            cause="the loss scale is halved at each overflow and never settles: gradients (or activations) are beyond what "
-            "fp16 holds whatever the scale, as those of a model that was made for bf16, of logits that are not bounded, or "
+            cause="the loss scale is halved at each overflow and never settles: gradients (or activations) are "
+            "beyond what "
+            "fp16 holds whatever the scale, as those of a model that was made for bf16, of logits that are not "
+            "bounded, or "
             "of a loss that is summed; below a scale of 1 small gradients are lost as well",
-            next_step="train in bf16; else clip, lower the learning rate, compute logits and loss in float32; rldbg record "
+            next_step="train in bf16; else clip, lower the learning rate, compute logits and loss in float32; "
+            "rldbg record "
             "--gradients . -- YOUR COMMAND names the first tensor",
             steps=steps,
         )

@@ -16,11 +16,12 @@ SOLVED = 0.9
 
 
 @rule("L51", "the gradient fades away", link="gradient", scope="signals", needs=("grad_norm", "reward"),
-      explains=("L40", "L01", "L14"), source="rldbg; saturated heads and logits, losses that are scaled down step by step")  # fmt: skip
+      explains=("L40", "L01", "L14"),
+      source="rldbg; saturated heads and logits, losses that are scaled down step by step")  # fmt: skip
 def fades(log: RunLog) -> Finding | None:
     """The gradient norm's last third (16 lines and more) is below a thousandth of its first lines', and below .001,
-    and it has come there by and by, while the reward is below .9 of the 1 that it can come to, or does not rise: a warning. Worth knowing alone
-    where every answer is right.
+    and it has come there by and by, while the reward is below .9 of the 1 that it can come to, or does not rise: a
+    warning. Worth knowing alone where every answer is right.
     """
     norms, reward = given(log.get("grad_norm")), given(log.get("reward"))
     values = norms.finite
@@ -34,19 +35,23 @@ def fades(log: RunLog) -> Finding | None:
     if trends.drift(fading) > -trends.DRIFT_Z:
         return None
     level = trends.level(reward.finite)
-    solved = 0 <= min(reward.finite) and max(reward.finite) <= 1 and level >= SOLVED
+    solved = min(reward.finite) >= 0 and max(reward.finite) <= 1 and level >= SOLVED
     return finding(
         "info" if solved or trends.rises(reward.finite[-len(last) :]) else "warning",
-        f"the gradient fades away: {norms.name} goes from {begun:.3g} to {now:.2g}, and {reward.name} stays at {level:.3g}",
+        f"the gradient fades away: {norms.name} goes from {begun:.3g} to {now:.2g}, and {reward.name} stays at "
+        f"{level:.3g}",
         norms.first(under=LEFT * begun),
         norms.shown(now, f"about {begun:.3g}"),
         shown(reward.name, level, None, reward.source),
-        cause="nothing is left that pulls: policy and probabilities are saturated (an entropy that is used up, logits that "
-        "ran away), groups whose rewards are equal, a weight of the loss or a mask that shrinks step by step, or a loss "
+        cause="nothing is left that pulls: policy and probabilities are saturated (an entropy that is used up, "
+        "logits that "
+        "ran away), groups whose rewards are equal, a weight of the loss or a mask that shrinks step by step, or a "
+        "loss "
         "scale that underflows in fp16"
         if not solved
         else "every answer is right, so that no advantage differs from 0",
-        next_step="look at the entropy and at the spread of rewards within groups where it fades; rldbg record --gradients "
+        next_step="look at the entropy and at the spread of rewards within groups where it fades; rldbg record "
+        "--gradients "
         ". -- YOUR COMMAND tells which layers it is",
         steps=norms.steps(under=LEFT * begun),
     )

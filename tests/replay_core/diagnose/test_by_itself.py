@@ -1,5 +1,5 @@
-"""Exceptions that tell their cause by themselves, whatever library raised them: numbers that contradict each other, types,
-devices, parts that are not installed, new names, advice; and which of several processes' words is the first.
+"""Exceptions that tell their cause by themselves, whatever library raised them: numbers that contradict each other,
+types, devices, parts that are not installed, new names, advice; and which of several processes' words is the first.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ def died(tmp_path: Path, text: str) -> Finding:
         ("RuntimeError: \"LayerNormKernelImpl\" not implemented for 'Half'", None, "a model in fp16 runs on the CPU"),
         ("RuntimeError: \"addmm_impl_cpu_\" not implemented for 'BFloat16'", None, "a model in bf16 runs on the CPU"),
         (
-            "RuntimeError: Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
+            "RuntimeError: Expected tensor for argument #1 'indices' to have one of the following scalar types: "
+            "Long, Int; "
             "but got torch.cuda.FloatTensor instead (while checking arguments for embedding)",
             None, "token ids are FloatTensor where integers (Long, Int) are needed",
         ),
         ("RuntimeError: gather(): Expected dtype int64 for index", None, "index are no integers"),
-        ("RuntimeError: CUDA is required but not available for quantisation.", None, "no GPU that this process can use"),
+        ("RuntimeError: CUDA is required but not available for quantisation.",
+         None, "no GPU that this process can use"),
         ("RuntimeError: Workspace can't be allocated, no enough memory", None, "out of memory"),
         (
             "RuntimeError: FusedLinear was called with fused_accumulation set to True but the custom CUDA extension "
@@ -46,21 +48,25 @@ def died(tmp_path: Path, text: str) -> Finding:
             None, "fused_weight_cuda is not installed, which fused_accumulation asks for",
         ),
         (
-            "ImportError: FlashAttention3 has been toggled on, but it cannot be used due to the following error: the package "
+            "ImportError: FlashAttention3 has been toggled on, but it cannot be used due to the following error: "
+            "the package "
             "flash_attn_3 doesn't seem to be installed.", None, "flash_attn_3 is not installed",
         ),
-        ("ValueError: Received inconsistently sized batches of images (1) and text (2).", None, "images 1 against text 2"),
+        ("ValueError: Received inconsistently sized batches of images (1) and text (2).",
+         None, "images 1 against text 2"),
         (
             "ValueError: Target size (torch.Size([4])) must be the same as input size (torch.Size([4, 1]))", None,
             "target has the size [4] and input [4, 1]",
         ),
         ("AssertionError: len(advantages)=96 len(rewards)=128", None, "len(advantages) = 96, len(rewards) = 128"),
-        ("ValueError: All arrays must be of the same length", None, "lists that belong together are of different lengths"),
+        ("ValueError: All arrays must be of the same length",
+         None, "lists that belong together are of different lengths"),
         ("RuntimeError: index 151669 is out of bounds for dimension 2 with size 151643", None,
          "token id 151669 is beyond the vocabulary of 151,643"),
         ("TypeError: '<=' not supported between instances of 'float' and 'str'", None,
          "a text stands where a number is needed"),
-        ("TypeError: can't multiply sequence by non-int of type 'float'", None, "a text stands where a number is needed"),
+        ("TypeError: can't multiply sequence by non-int of type 'float'", None,
+         "a text stands where a number is needed"),
         ("TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'", None,
          "now it is eval_strategy"),
         (
@@ -79,7 +85,8 @@ def died(tmp_path: Path, text: str) -> Finding:
         (
             "RuntimeError: The expanded size of the tensor (16) must match the existing size (2) at non-singleton "
             "dimension 0.  Target sizes: [16].  Tensor sizes: [2]",
-            (f"{_PACKAGES}/trl/trainer/grpo_trainer.py", "_prepare_inputs", "rewards_per_func[:, i] = torch.tensor(out)"),
+            (f"{_PACKAGES}/trl/trainer/grpo_trainer.py", "_prepare_inputs",
+             "rewards_per_func[:, i] = torch.tensor(out)"),
             "a reward function returned 2 numbers for 16 completions",
         ),
         (
@@ -89,7 +96,8 @@ def died(tmp_path: Path, text: str) -> Finding:
         ),
         ("_pickle.UnpicklingError: Weights only load failed. Do those steps only if you trust the source.", None,
          "torch.load refuses to run code of a pickle"),
-        ("AssertionError: (32, 1024)", ("/home/u/job/data.py", "cut", "assert len(rows) % size == 0, (len(rows), size)"),
+        ("AssertionError: (32, 1024)", ("/home/u/job/data.py", "cut",
+         "assert len(rows) % size == 0, (len(rows), size)"),
          "32 is no multiple of 1024"),
     ],
 )  # fmt: skip
@@ -104,7 +112,8 @@ def test_an_exception_tells_its_cause_by_itself(
     ("error", "place"),
     [
         ("RuntimeError: torch.cat(): expected a non-empty list of Tensors", None),
-        ("requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/m/resolve/main/x", None),
+        ("requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/m/resolve/main/x",
+         None),
         ("AttributeError: 'GRPOTrainer' object has no attribute 'model_wrapped'",
          (f"{_PACKAGES}/trl/trainer/grpo_trainer.py", "step", "self.model_wrapped.eval()")),
         ("ValueError: the reward (0.5) and the length (12) are logged", None),

@@ -64,7 +64,8 @@ def test_pairs_that_lose_something_else_are_of_two_texts(margin: float, tmp_path
 def of_answers(paid: Callable[[int], bool], n: int = 80) -> str:
     word = {True: "right", False: "no_answer_in_required_format"}
     return "".join(
-        f"Reward:\n{{'outcome': '{word[paid(at)]}', 'parsed_answer': None, 'outcome_reward': {1.0 if paid(at) else -1.0}}}\n"
+        f"Reward:\n{{'outcome': '{word[paid(at)]}', 'parsed_answer': None, "
+        f"'outcome_reward': {1.0 if paid(at) else -1.0}}}\n"
         for at in range(n)
     )
 
@@ -220,7 +221,8 @@ def test_a_kl_of_rounding_is_no_wrong_estimator(tmp_path: Path) -> None:
 
 def of_windows(every: int, zeros: int) -> str:
     lines = [
-        {"loss": 0.01 * (at % 3), "grad_norm": 0.0 if at < zeros else 0.05, "reward": 0.4 + 0.01 * at, "reward_std": 0.2,
+        {"loss": 0.01 * (at % 3), "grad_norm": 0.0 if at < zeros else 0.05, "reward": 0.4 + 0.01 * at,
+         "reward_std": 0.2,
          "kl": 0.001, "step": every * (at + 1)} for at in range(8)
     ]  # fmt: skip
     return "".join(f"{line}\n" for line in lines)

@@ -1,5 +1,5 @@
-"""Which step a figure of a text is of: by a notebook's table, by what a line begins with, by the rows around a wrong one;
-what each answer earned, listed; and how far a text says that its run came.
+"""Which step a figure of a text is of: by a notebook's table, by what a line begins with, by the rows around a wrong
+one; what each answer earned, listed; and how far a text says that its run came.
 """
 
 from __future__ import annotations
