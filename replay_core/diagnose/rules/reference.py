@@ -371,10 +371,10 @@ NOTHING = 1e-5
 
 def _is_rounded(values: list[float]) -> bool:
     """Whether a KL is below 0 in less than half of the steps, and by less than bf16 rounds and a twentieth of what it
-    comes to above; or never comes to anything on either side.
+    comes to above; or never comes to anything on either side, in as many steps as a wrong formula grows in.
     """
     negative = [value for value in values if value < 0]
-    if max(map(abs, values)) < NOTHING:
+    if len(values) >= trends.MIN_STEPS and max(map(abs, values)) < NOTHING:
         return True
     return 2 * len(negative) < len(values) and -min(values) < min(BF16, max(values) / ABOVE)
 
@@ -389,7 +389,7 @@ SLIGHT = -1.0
 def kl_sign(log: RunLog) -> Iterator[Finding]:
     """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong. Worth
     knowing alone where it is in less than half of the steps, and by less than bf16 rounds and a twentieth of its most,
-    or where it never comes to 1e-5 on either side.
+    or where it never comes to 1e-5 on either side in 8 steps and more.
 
     As a term of the loss (kl_loss, NeMo-RL's kl_penalty) a KL that is below -1e-3 in any step is k1: a warning, its
     gradient is 0 on average (info where the run states k1). k1 = -log r is negative for half the tokens, and its mean
