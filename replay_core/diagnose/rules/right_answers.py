@@ -1,0 +1,222 @@
+"""Right answers beside what they are paid: scores of other rows, of the prompt alone, or none for a part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from msgspec import Struct
+
+from replay_core.diagnose.advantage_variants import orders
+from replay_core.diagnose.answers import asked_of
+from replay_core.diagnose.apart import Apart, Trait
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Evidence, Finding, error, share, shown, warning
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rules.scores import ends_in, for_right_answers
+from replay_core.regexes import regex
+
+#: Right and wrong answers, and groups that hold both, before they tell; how often a score has to follow what is right.
+FEWEST, GROUPS, FOLLOWS = 16, 6, 0.85
+#: The share of groups, or rows, that another reading has to make.
+MOST = 0.95
+#: Right answers without a score before it is no slip, and the share of all right ones.
+UNPAID, SOME = 8, 0.1
+_TAG = regex(r"<[^<>]{1,20}>")
+
+
+class _Step(Struct, frozen=True):
+    """A step's samples [B]: their scores, which answers are right, the group (or prompt) each is of, and forms of
+    answers (its marks without words), where texts tell them.
+    """
+
+    batch: StepBatch
+    score_B: Array
+    right_B: Array
+    group_B: Array
+    forms: list[str] | None
+    by: str
+
+    @property
+    def groups(self) -> int:
+        return int(self.group_B.max()) + 1
+
+
+def _steps(case: Case) -> list[_Step]:
+    found = []
+    for batch in case.batches():
+        score_B = batch.reward_B
+        if score_B is None or not np.isfinite(score_B).all() or batch.laid.algorithm.is_distilled:
+            continue
+        named = ((name, values_B) for name, values_B in for_right_answers(batch).items()
+                 if name != batch.columns.reward_name and np.isin(values_B, (0.0, 1.0)).all())  # fmt: skip
+        name, told_B = next(named, ("", None))
+        texts, truths = batch.columns.texts("response_text"), batch.columns.texts("ground_truth")
+        if told_B is None:
+            if texts is None or truths is None or texts == truths:
+                continue
+            told_B = np.array([bool(t.strip()) and ends_in(x, t.strip()) for x, t in zip(texts, truths, strict=True)])
+        group_B = batch.group_B
+        if group_B is None:
+            asked = asked_of(batch)
+            if asked is None:
+                continue
+            group_B = np.unique(np.array(asked, dtype=object), return_inverse=True)[1]
+        forms = None if texts is None else ["".join(_TAG.findall(text)) for text in texts]
+        found.append(_Step(batch, score_B, told_B > 0, np.asarray(group_B), forms, name))
+    return found
+
+
+@rule("D123", "right answers are not paid as such", link="rewards", scope="case", lasts=True,
+      explains=("D01", "D03", "D20", "D56", "D95", "D100", "L08", "L17"),
+      source="a parser that misses a part of the right answers; scores that come back in another order")  # fmt: skip
+def not_paid(case: Case) -> Finding | None:
+    """Where it is recorded which answers are right (a reward for that alone, or texts that end in their ground truth),
+    and scores beside it, over 16 right answers and 16 wrong ones, fewer than .85 of the right ones have the full score.
+
+    An error where the full scores of each group (or of each step) are as many as its right answers, in .95 of those
+    that hold both and are not all alike, and lie on other rows. A warning where all answers of a prompt have one score,
+    in .95 of the groups that hold right and wrong ones. A warning where a part of the right answers (8, and a tenth of
+    them) has no more than wrong ones have, with what sets these apart from those that are paid: their length, their
+    first word, a word in them, their row. Of texts only answers whose marks (tags) some paid answer has are counted.
+    """
+    steps = _steps(case)
+    right = sum(int(one.right_B.sum()) for one in steps)
+    wrong = sum(len(one.right_B) for one in steps) - right
+    skip_if(min(right, wrong) < FEWEST, f"needs {FEWEST} right and {FEWEST} wrong answers, and their scores")
+    every = np.concatenate([one.score_B for one in steps])
+    full, low = float(every.max()), float(every.min())
+    if not full > low:
+        return None
+    close = 1e-6 * max(abs(full), abs(low), 1e-6)
+
+    def paid(one: _Step) -> Array:
+        return one.score_B >= full - close
+
+    of_right = float(np.concatenate([paid(one)[one.right_B] for one in steps]).mean())
+    if of_right >= FOLLOWS:
+        return None
+    told = [shown("right answers that have the full score", of_right, f">= {FOLLOWS:g}"),
+            shown("wrong answers that have it", float(np.concatenate([paid(one)[~one.right_B] for one in steps]).mean())),
+            shown("right and wrong answers", f"{right}, {wrong}", None, steps[0].by or "texts and ground truths")]  # fmt: skip
+    return _on_other_rows(steps, paid, told) or _of_the_prompt(steps, close, told) or _unpaid(steps, full, low, told)
+
+
+def _on_other_rows(steps: list[_Step], paid: Callable[[_Step], Array], told: list[Evidence]) -> Finding | None:
+    """Full scores that are as many as right answers, in each group or step, and lie elsewhere."""
+    for what, key in (("group", lambda one: one.group_B), ("step", lambda one: np.zeros(len(one.right_B), int))):
+        pairs = []
+        for one in steps:
+            key_B = key(one)
+            sizes = np.bincount(key_B)
+            counts = [np.bincount(key_B, weights=each) for each in (one.right_B, paid(one))]
+            mixed = (counts[0] > 0) & (counts[0] < sizes)
+            pairs += [*zip(counts[0][mixed], counts[1][mixed], strict=True)]
+        alike = sum(a == b for a, b in pairs)
+        if len(pairs) < (GROUPS if what == "group" else 3) or alike < MOST * len(pairs):
+            continue
+        if len({a for a, _ in pairs}) < 2:
+            continue
+        named = [_order(one, paid(one)) for one in steps]
+        how = named[0] if named[0] and len(set(named)) == 1 else ""
+        off = sum(int((one.right_B != paid(one)).sum()) for one in steps)
+        one = steps[0]
+        return error(
+            f"scores lie on other rows of their {what}: each {what} has as many full scores as right answers, and "
+            f"{off} rows have another's" + (f": {how}" if how else ""),
+            one.batch.laid.where(one.batch.columns.reward_name, sample=int((one.right_B != paid(one)).argmax())),
+            shown(f"{what}s with as many full scores as right answers", share(alike, len(pairs)), "and on their rows"),
+            *told,
+            cause="scores come back in another order than the samples (workers that end when they like, a sort, a "
+            "swap), and are not put in order again: right answers are paid what wrong ones earned",
+            next_step="score ten answers by hand, and compare them with the recorded scores row by row",
+            steps=[each.batch.step for each in steps if each.batch.step is not None],
+        )
+    return None
+
+
+def _order(one: _Step, paid_B: Array) -> str:
+    """The order that puts the full scores on the right answers; empty where none is known."""
+    size = len(paid_B)
+    each = np.arange(size)
+    known = [("each two neighbouring rows have each other's", each ^ 1)] if size % 2 == 0 else []
+    for how, order in (*known, *orders(size, max(one.groups, 1))):
+        if (one.right_B[order] == paid_B).all():
+            return how
+    return ""
+
+
+def _of_the_prompt(steps: list[_Step], close: float, told: list[Evidence]) -> Finding | None:
+    """One score for all answers of a prompt, right and wrong ones."""
+    alike = mixed = 0
+    first: tuple[_Step, int] | None = None
+    for one in steps:
+        for group in range(one.groups):
+            rows = np.flatnonzero(one.group_B == group)
+            if len(rows) < 2 or one.right_B[rows].all() or not one.right_B[rows].any():
+                continue
+            mixed += 1
+            alike += bool(np.ptp(one.score_B[rows]) <= close)
+            first = first or (one, int(rows[0]))
+    if first is None or mixed < GROUPS or alike < MOST * mixed:
+        return None
+    one, at = first
+    return warning(
+        "all answers of a prompt have one score, right and wrong ones: the score is not made of the answer",
+        one.batch.laid.where(one.batch.columns.reward_name, sample=at),
+        shown("groups with right and wrong answers whose scores are all one", share(alike, mixed), "none"),
+        *told,
+        cause="the parser reads something that all of them share (the prompt, the first match in prompt and answer "
+        "together) and not what was answered; or a score of the group is given to each of its answers",
+        next_step="call the reward function by hand on a right and on a wrong answer to one prompt",
+        steps=[each.batch.step for each in steps if each.batch.step is not None],
+    )
+
+
+def _unpaid(steps: list[_Step], full: float, low: float, told: list[Evidence]) -> Finding | None:
+    """Right answers that have no more than wrong ones have, and what sets them apart."""
+    wrong = np.concatenate([one.score_B[~one.right_B] for one in steps])
+    most = float(np.median(wrong))
+    close = 1e-6 * max(abs(full), 1e-6)
+    if full - most < 0.2 * (full - low):
+        return None
+    apart, unpaid, right = Apart(), 0, 0
+    first: tuple[_Step, int] | None = None
+    paid_forms = {
+        form for one in steps if one.forms is not None
+        for form, is_paid in zip(one.forms, one.right_B & (one.score_B >= full - close), strict=True) if is_paid
+    }  # fmt: skip
+    scores: list[float] = []
+    for one in steps:
+        among_B = one.right_B.copy()
+        if not one.by and one.forms is not None:
+            among_B &= np.array([form in paid_forms for form in one.forms])
+        off_B = among_B & (one.score_B <= most + close)
+        # What lies between the two is paid in part, for whatever reason.
+        apart.take(one.batch, off_B, among_B & (off_B | (one.score_B >= full - close)))
+        unpaid, right = unpaid + int(off_B.sum()), right + int(among_B.sum())
+        scores += one.score_B[off_B].tolist()
+        if first is None and off_B.any():
+            first = one, int(off_B.argmax())
+    if first is None or unpaid < max(UNPAID, SOME * right):
+        return None
+    trait: Trait | None = apart.told()
+    # Texts that end in the truth may be wrong in what they hold before it: only where something sets them apart.
+    if trait is None and not first[0].by:
+        return None
+    one, at = first
+    level = f"{scores[0]:.4g}" if max(scores) - min(scores) <= close else f"{min(scores):.4g} to {max(scores):.4g}"
+    return warning(
+        f"right answers are paid as wrong ones: {share(unpaid, right)} have the score {level}"
+        + (f", those {trait.words}" if trait is not None else ""),
+        one.batch.laid.where(one.batch.columns.reward_name, sample=at),
+        *([] if trait is None else [trait.evidence]),
+        shown("median score of wrong answers", most), shown("full score", full),
+        *told,
+        cause="the reward function does not find these answers: a parser that cuts the response, wants the answer in "
+        "another place or form, or a rule on top of it takes the score away: right answers are trained against",
+        next_step="call the reward function by hand on one of these answers",
+        steps=[each.batch.step for each in steps if each.batch.step is not None],
+    )  # fmt: skip
