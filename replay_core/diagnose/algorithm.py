@@ -144,6 +144,11 @@ class Algorithm:
         return bool(self.word("advantage_estimator")) and self.number("lambd", "init_kl_coef") is not None
 
     @property
+    def _is_trl(self) -> bool:
+        """Whether it is TRL's GRPO that states itself: two words that no other trainer has."""
+        return self.value("scale_rewards") is not None and self.value("num_generations") is not None
+
+    @property
     def is_scaled(self) -> bool | None:
         """Whether advantages are divided by a std."""
         value = first_of(
@@ -241,6 +246,8 @@ class Algorithm:
     def loss_kl_estimator(self) -> str:
         """The estimator of a KL in the loss: k1, k2, k3, |log r|. (verl's actor has one whether it is used or not.)"""
         own = ("kl_loss_type", "kl_estimator", "kl_type", "kl_approx")
+        if not self.word(*own) and self._is_trl:
+            return "k3"  # TRL has no other, and no switch
         # Where a KL is in the rewards, its penalty's word is no loss's.
         return _KL.get(self.word(*own, *(() if self._penalises else ("kl_penalty",))), "")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from replay_core.diagnose.algorithm import Algorithm, is_by_token
+from replay_core.diagnose.algorithm import RESPONSE_LIMITS, Algorithm, is_by_token, stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip
@@ -33,6 +33,10 @@ CLOSE, FLOOR = 2e-4, 1e-6
 #: Micro-batches that must agree before a free factor is no chance.
 FEWEST = 3
 REINFORCE = "-A log p, as REINFORCE's: neither a ratio nor a clip range stands in it"
+_OVER_WIDTH = (
+    "a sequence's log ratio is divided by one length for all (the limit of a response, or the padded row), not by its "
+    "own tokens"
+)
 _UPSIDE_DOWN = "the ratio is upside down, old over new"
 _SMALLER = "the smaller of clipped and unclipped loss is taken, not the larger"
 _SIGN = "the sign is wrong: it is +A x ratio, and falls with the advantage"
@@ -68,6 +72,8 @@ _CORRECTED_TWICE = (
 )
 _OF_ENGINE = "the ratio is taken to the rollout's log-probabilities, not to the old ones that are recorded"
 _CAUSES = {
+    _OVER_WIDTH: "GSPO takes the mean over the tokens that count: a sum over them that is divided by the row's width "
+    "leaves every ratio nearer to 1, most of all those of short responses, and hardly any is clipped",
     _SIZE: "an absolute value is taken: what is worse than the others is pushed up, too",
     _UP: "a clamp (relu, max with 0) before the loss: bad answers are never pushed down",
     _DOWN: "a clamp (min with 0) before the loss: good answers are never pushed up",
@@ -108,7 +114,7 @@ _CAUSES = {
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
     _UPSIDE_DOWN, SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _UNWEIGHING, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED,
-    _OF_ENGINE, _SMALLER, _WEIGHT_SQUARED, _UNCAPPED, _WEIGHT_INVERTED, _MASK_INVERTED, _CORRECTED_TWICE,
+    _OF_ENGINE, _OVER_WIDTH, _SMALLER, _WEIGHT_SQUARED, _UNCAPPED, _WEIGHT_INVERTED, _MASK_INVERTED, _CORRECTED_TWICE,
 }  # fmt: skip
 
 
@@ -268,8 +274,23 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
     if logp_N is not None and float(np.abs(r_N - 1).max(initial=0.0)) > 1e-3:
         for w in every_w:
             yield Surrogate(-w * r_N * a_N * logp_N, None, _UNCAPPED)
+    if batch.laid.algorithm.is_by_sequence:
+        for over_N in _over_widths(batch, sum_N):
+            for low, high in ranges:
+                plain_N = policy_loss.clipped(over_N, a_N, clip_low=low, clip_high=high)
+                yield Surrogate(plain_N, (low, high), _OVER_WIDTH)
     yield from _of_other_advantages(batch, a_N, r_N, ranges[:1])
     yield from _of_other_ratios(batch, a_N, r_N, known_N, ranges)
+
+
+def _over_widths(batch: StepBatch, sum_N: Array) -> Iterator[Array]:
+    """A sequence's ratio with its log ratios' sum over one length for all: the stated limit, the row's, the longest."""
+    counted_N = batch.trained_N
+    longest = 0 if counted_N is None else int(batch.flat.count(counted_N).max(initial=0))
+    limit = stated_number(batch.laid.stated, *RESPONSE_LIMITS)
+    widths = {int(limit) if limit else 0, longest, *(batch.laid.widths or {}).values()}
+    for width in sorted(one for one in widths if one > 1):
+        yield np.exp(np.log(np.maximum(sum_N, 1e-30)) / width)
 
 
 def _wrongly_weighed(

@@ -27,6 +27,8 @@ from replay_core.regexes import regex
 
 #: What is no computed number: masks of attention hold -inf on purpose, positions and ids are whole numbers.
 _EXPECTED = ("mask", "ids", "positions", "layout", "note")
+#: Nats that exp makes a number of in fp32.
+LARGEST_LOG = 80.0
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -42,6 +44,25 @@ class _Bad(Struct, frozen=True):
     """Whether any of them is on a token that counts, or is not about tokens at all."""
     holders: tuple[int, int] | None = None
     """Samples that hold them, of how many; None of what is not about tokens."""
+    micro: tuple[int, int, int] | None = None
+    """Epoch, mini-batch and micro-batch that first holds one; None where its record has no such number."""
+    note: str = ""
+    """What else is known of how it is made."""
+
+    @property
+    def is_of_an_update(self) -> bool:
+        """Whether it is made micro-batch by micro-batch, with the weights that the updates before have left."""
+        return Phase.MODULES <= meaning(canonical(self.name)).phase <= Phase.GRADIENTS
+
+    def after(self, *, by_micro: bool) -> tuple[int, ...]:
+        """Its place in the order of computation: forward, loss and backward of one micro-batch come before those of the
+        next.
+        """
+        step, phase, number = self.order
+        micro = (self.micro or (0, 0, 0)) if by_micro and self.is_of_an_update else (-1, -1, -1)
+        if by_micro and phase > Phase.GRADIENTS:
+            micro = (1 << 30, 0, 0)
+        return (step, *micro, phase, number)
 
     @property
     def cause(self) -> str:
@@ -65,8 +86,8 @@ class _Bad(Struct, frozen=True):
                "D26", "D21", "D46", "L02", "L06"), lasts=True,
       source="verl#1197 #2626; miles and TRL hide them (nan_to_num, ratio 1), prime-rl writes null")  # fmt: skip
 def not_finite(case: Case) -> Finding | None:
-    """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses,
-    gradients, norm, parameters): the first NaN or infinity on a token that counts is an error and is where to
+    """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, and micro-batch by
+    micro-batch modules, log-probabilities, ratio, losses, gradients; norm, parameters): the first NaN or infinity on a token that counts is an error and is where to
     look; later ones follow from it. One only outside the mask is worth saying (info). Sentinels a framework writes
     for "none" do not count. A warning where another record of the rewards has them, the rewards are the same numbers
     elsewhere, and one number stands in their place: what could not be scored is trained on as if it were.
@@ -83,7 +104,8 @@ def not_finite(case: Case) -> Finding | None:
         bad += _in_record(record, number, placed)
         record.release()
     skip_if(not looked, "there is no floating number in it")
-    counting = sorted((one for one in bad if one.counts), key=lambda one: one.order)
+    by_micro = all(one.micro is not None for one in bad if one.counts and one.is_of_an_update)
+    counting = sorted((one for one in bad if one.counts), key=lambda one: one.after(by_micro=by_micro))
     if counting:
         return _first(counting, steps)
     elif bad and (filled := _filled_in(case)) is not None:
@@ -171,17 +193,18 @@ def _first(counting: list[_Bad], steps: list[int]) -> Finding:
     phase = meaning(canonical(first.name)).phase
     what = "NaN" if first.nan and not first.inf else "infinite" if first.inf and not first.nan else "NaN and infinite"
     later = list(dict.fromkeys(one.name for one in counting[1:] if one.name != first.name))
+    beside = ", although policy and old log-probabilities are" if first.note else ""
     stated = error(
-        f"{first.name} is the first tensor that is not finite ({what}), at step {first.where.step}"
+        f"{first.name} is the first tensor that is not finite ({what}){beside}, at step {first.where.step}"
         + (f", and the weights stay finite: no update since is made, in {skipped} steps" if skipped else "")
         if first.where.step is not None
-        else f"{first.name} is the first tensor that is not finite ({what})",
+        else f"{first.name} is the first tensor that is not finite ({what}){beside}",
         first.where,
         shown("NaN", first.nan, "0", first.where.path),
         shown("infinite", first.inf, "0"),
         *([] if first.holders is None else [shown("samples that hold them", share(*first.holders), "none")]),
         *([shown("not finite after it", ", ".join(later[:6]))] if later else []),
-        cause=first.cause
+        cause=(first.note or first.cause)
         + (
             ". Updates with such gradients are skipped (by a loss scaler, or a check of the norm): nothing is learnt"
             if skipped
@@ -243,8 +266,33 @@ def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
                 place = batch.laid.where(name, at=shown_N)
                 nan = int(np.isnan(column.values_N[shown_N]).sum())
                 holders = int((batch.flat.count(shown_N) > 0).sum())
+                note = _of_ratio(batch, shown_N) if known.phase == Phase.RATIO else ""
                 yield _Bad((step, known.phase, 0), name, place, nan, int(shown_N.sum()) - nan, bool(counted_N.any()),
-                           (holders, len(batch)))  # fmt: skip
+                           (holders, len(batch)), _first_micro(batch, name, shown_N), note)  # fmt: skip
+
+
+def _first_micro(batch: StepBatch, name: str, bad_N: Array) -> tuple[int, int, int] | None:
+    keys, holds_B = batch.laid.keys_of(name), batch.flat.count(bad_N) > 0
+    known = [key for key, holds in zip(keys, holds_B, strict=True) if holds]
+    if not known or any(key is None or key.micro is None for key in known):
+        return None
+    return min((key.epoch or 0, key.minibatch or 0, key.micro or 0) for key in known if key is not None)
+
+
+def _of_ratio(batch: StepBatch, bad_N: Array) -> str:
+    """What it adds that new over old is finite where the recorded ratio is not."""
+    policy, old = batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")
+    if policy is None or old is None:
+        return ""
+    logs = (policy.values_N - old.values_N)[bad_N & policy.said_N & old.said_N]
+    logs = logs[np.isfinite(logs)]
+    if not logs.size or float(np.abs(logs).max()) > LARGEST_LOG:
+        return ""
+    return (
+        f"policy and old log-probabilities are finite there, and apart by {float(np.abs(logs).max()):.3g} nats at the "
+        "most: the ratio is not made as exp(policy - old); the difference is scaled before it is exponentiated, or "
+        "other numbers stand in it"
+    )
 
 
 def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> list[_Bad]:
@@ -273,7 +321,8 @@ def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> lis
                 sample=at if ref.shape and ref.shape[0] > 1 else None, path=str(record.path),
             )  # fmt: skip
             order = (-1 if key.step is None else key.step, known.phase, number * 100000 + place)
-            found.append(_Bad(order, name, where, nan, inf, known.phase != Phase.UNKNOWN))
+            micro = None if key.micro is None else (key.epoch or 0, key.minibatch or 0, key.micro)
+            found.append(_Bad(order, name, where, nan, inf, known.phase != Phase.UNKNOWN, micro=micro))
     return found
 
 

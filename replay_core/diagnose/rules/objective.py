@@ -28,6 +28,8 @@ from replay_core.objectives import kl
 FEWEST, MOVED = 8, 1e-3
 #: What two names of one tensor differ by.
 SAME = 1e-6
+#: How far a factor of log ratios has to be from 1, or -1, which have rules of their own.
+FACTOR = 0.05
 
 
 @rule("D50", "the policy loss is made wrongly", link="loss", scope="case",
@@ -164,7 +166,8 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
 
 @rule("D61", "the recorded ratio is not new over old", link="loss", scope="batch",
       needs=("is_ratio", "policy_logprobs", "old_logprobs"),
-      explains=("D01", "D03", "D14", "D20", "D24", "D25", "D28", "L08", "L09", "L10", "L17", "D09", "L16"),
+      explains=("D01", "D03", "D14", "D20", "D24", "D25", "D28", "L08", "L09", "L10", "L17", "D09", "L16", "D18",
+                "D21", "L02", "L18"),
       lasts=True,
       source="arXiv 1707.06347: the new policy stands above the old one")  # fmt: skip
 def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
@@ -172,7 +175,7 @@ def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
     (|log ratio| > 1e-3, 8 and more), or where GSPO is stated and it is e to the sum of a response's log ratios. An
     error, too, where it is exactly 1 on all tokens that a later update of the batch has moved (by .02 nats and more),
     and where another figure makes it on 99 % of all tokens, and exp(policy - old) does not on 8 and more: the policy's
-    probability itself, the policy over its reference, a power of 2. Worth knowing where it is one for each response
+    probability itself, the policy over its reference, a power of 2, e to any one factor of the difference. Worth knowing where it is one for each response
     (GSPO), and nothing says so.
     """
     recorded = given(batch.columns.of("is_ratio"))
@@ -263,6 +266,22 @@ def _another_ratio(batch: StepBatch, recorded: Column, logs_N: Array, known_N: A
                 link="ratio",
                 cause=cause,
             )
+    # Solved on the half that moved least, where neither overflows: one factor for all of them is no chance.
+    size = np.abs(logs_N[odd_N])
+    base_N = odd_N & (np.abs(logs_N) <= np.median(size)) & np.isfinite(told_N)
+    times = float(told_N[base_N] @ logs_N[base_N]) / max(float(logs_N[base_N] @ logs_N[base_N]), 1e-30)
+    if abs(abs(times) - 1) > FACTOR and (np.abs(told_N - times * logs_N) <= 1e-3 * np.abs(times * logs_N) + 1e-3)[
+        odd_N
+    ].mean() >= 0.99:
+        return error(
+            f"the recorded ratio is e to {times:.4g} times the difference of log-probabilities",
+            batch.laid.where("is_ratio", at=odd_N),
+            shown("tokens that agree with it", int(odd_N.sum()), None, recorded.source),
+            shown("largest |log ratio|", float(np.abs(told_N[odd_N]).max()), f"{float(size.max()):.4g}"),
+            link="ratio",
+            cause="the difference is scaled before it is exponentiated (a unit, a temperature, a length): the ratio "
+            "leaves the clip range, or overflows, after the smallest update",
+        )
     mean_B = np.nan_to_num(batch.flat.mean(np.where(known_N, logs_N, 0.0), known_N))
     mean_N = np.repeat(mean_B, batch.flat.lengths_B)
     if batch.laid.algorithm.is_by_sequence or not (np.abs(told_N - mean_N)[odd_N] <= 1e-4).all():
@@ -328,6 +347,8 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
         squared = max(squared, *map(agree, (2 * d_N, 2 * sums_N, 2 * means_N)))
         ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
     skip_if(not count, "rollout and trainer hardly differ: every weight is 1")
+    if (level := _of_another_level(batch, weights, rollout)) is not None:
+        return level
     if best_right < 0.5 and (unlike := _other_weights(batch, weights, rollout)) is not None:
         what, cause, share_ = unlike
         return error(
@@ -395,6 +416,54 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
             shown("tokens whose weight is exactly 1", ones, "0", weights.source),
             shown("tokens compared that differ", count),
             cause="the weights are made of the trainer's own log-probabilities, or never computed",
+        )
+    return None
+
+
+def _of_another_level(batch: StepBatch, weights: Column, rollout: Column) -> Finding | None:
+    """Weights of whole responses where the run states one for each token, or the other way round."""
+    algorithm = batch.laid.algorithm
+    stated = algorithm.word("rollout_is", "is_level", "tis_level", "vllm_importance_sampling_mode")
+    wanted = "token" if stated.startswith("token") else "sequence" if stated.startswith("seq") else ""
+    trainer = batch.columns.of("old_logprobs") or batch.columns.of("policy_logprobs")
+    if not wanted or trainer is None:
+        return None
+    both_N = batch.pair(trainer, rollout) & weights.said_N & np.isfinite(weights.values_N) & (weights.values_N > 0)
+    d_N = np.where(both_N, np.clip(trainer.values_N - rollout.values_N, -30, 30), 0.0)
+    sums_N = np.repeat(batch.flat.sum(d_N), batch.flat.lengths_B)
+    means_N = np.repeat(np.nan_to_num(batch.flat.mean(d_N, both_N)), batch.flat.lengths_B)
+    if not both_N.any():
+        return None
+    cap, floor = float(weights.values_N[both_N].max()), float(weights.values_N[both_N].min())
+    of_token, of_sum, of_mean = (
+        np.clip(np.exp(np.clip(each_N, -30, 30)), floor, cap) for each_N in (d_N, sums_N, means_N)
+    )
+
+    def agree(made_N: Array, where_N: Array) -> float:
+        return float((np.abs(weights.values_N - made_N) <= 1e-3 * made_N + 1e-4)[where_N].mean())
+
+    for made_N, how in ((of_sum, "the product over its tokens"), (of_mean, "the mean over its tokens")):
+        told_N = both_N & (np.abs(made_N - of_token) > NEAR_CAP)
+        if told_N.sum() < FEWEST:
+            continue
+        by_response, by_token = agree(made_N, told_N), agree(of_token, told_N)
+        is_wrong = by_token < 0.5 and by_response >= 0.95 if wanted == "token" else False
+        is_token = wanted == "sequence" and by_token >= 0.95 and max(agree(of_sum, told_N), agree(of_mean, told_N)) < 0.5
+        if not is_wrong and not is_token:
+            continue
+        return error(
+            f"importance weights are one for each response ({how}), and the run states one for each token"
+            if is_wrong
+            else "importance weights are each token's own, and the run states one for each response",
+            batch.laid.where("is_weights", at=told_N),
+            shown("tokens that agree with a response's weight", by_response, "0" if is_wrong else "1", weights.source),
+            shown("with a token's own", by_token, "1" if is_wrong else "0"),
+            shown("tokens that tell the two apart", int(told_N.sum())),
+            shown("level that is stated", stated),
+            cause="the level that is configured does not reach the weights: a response's product of ratios is far from "
+            "1 after a few tokens, and the cap holds it there, or it pushes the response to nothing"
+            if is_wrong
+            else "the level that is configured does not reach the weights",
         )
     return None
 
@@ -685,14 +754,14 @@ def kl_term(case: Case) -> Finding | None:
     skip_if(looked < 3 and alone == looked, "needs the KL loss of 2 micro-batches of a step, or of 3 steps")
     skip_if(not fits, "no estimator makes the logged KL losses: other tokens, or a cut-off")
     name, count = fits.most_common(1)[0]
-    if 2 * count < looked or name == stated or (not stated and name in ("k2", "k3", "|log r|")):
+    if 2 * count < looked or name == stated or (not stated and name in ("k2", "k3")):
         return None
     if stated and 2 * fits[stated] >= looked:
         return None
     return finding(
-        "error" if stated or "swapped" in name else "warning",
+        "error" if stated or "swapped" in name else "info" if name == "|log r|" else "warning",
         f"the KL loss is {name}"
-        + (f", and the run states {stated}" if stated else "" if "swapped" in name else ": it can be negative"),
+        + (f", and the run states {stated}" if stated else "" if "swapped" in name or name == "|log r|" else ": it can be negative"),
         first.laid.where("ref_logprobs", sample=0),
         shown("steps whose KL losses it makes", share(count, looked)),
         shown("estimator stated", stated or None),

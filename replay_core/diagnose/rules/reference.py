@@ -13,11 +13,12 @@ from replay_core.diagnose.advantage_variants import is_rounded
 from replay_core.diagnose.algorithm import KL_WEIGHTS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.collected import Growth
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding, error, finding, info, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import FEWEST, Gap
+from replay_core.diagnose.gap import FEWEST, Gap, is_of_padding
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
@@ -80,6 +81,8 @@ def reference_moved(case: Case) -> Finding | None:
         known = versions(batch)
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         other = mean > OTHER_WEIGHTS and batch.step == 0 and _is_used(batch) and _agrees_with_engine(batch, mean)
+        if (of_padding := _padding(case, as_engine)) is not None:
+            return _of_its_padding(batch, as_engine, mean, place, *of_padding)
         # A run that goes on from a checkpoint and counts its steps anew has left its reference already.
         resumed, begins = bool(version), version == 0 or _warms_up(case)
         return finding(
@@ -89,7 +92,8 @@ def reference_moved(case: Case) -> Finding | None:
             if mean > OTHER_MODEL or (not resumed and (mean > OTHER_PROMPT or (other and begins)))
             else "info",
             f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}"
-            + (", before any update: the reference is another checkpoint than the policy began with" if other else ""),
+            + (", before any update: the reference has other weights than the policy began with, or is given something else"
+               if other else ""),
             place,
             shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
             shown("largest", float(apart.max())),
@@ -104,6 +108,50 @@ def reference_moved(case: Case) -> Finding | None:
             steps=(batch.step,),
         )
     raise Skip("needs the policy's and the reference's log-probabilities of step 0")
+
+
+def _padding(case: Case, as_engine: Gap) -> tuple[str, list[Evidence]] | None:
+    """Words and figures of a difference of policy and reference that left padding makes: in samples with it alone, or
+    more of it, the more padding a sample has, over the run.
+    """
+    if is_of_padding(as_engine):
+        flush, padded = as_engine.by_padding or (0.0, 0.0)
+        told = [shown("mean |d| without left padding", flush), shown("mean |d| with left padding", padded, "the same")]
+        return "in samples with left padding alone", told
+    growth = Growth()
+    for batch in case.batches():
+        trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
+        if trainer is None or ref is None:
+            continue
+        both_N = batch.pair(trainer, ref)
+        if both_N.sum() >= FEWEST:
+            growth.take(batch, Gap(batch, ref, trainer, both_N))
+    if not growth.is_told:
+        return None
+    by_width = ", ".join(f"{width}: {mean:.3g}" for width, mean in growth.by_width.items())
+    return "more, the more left padding a sample has", [shown("mean |d| by left pads", by_width, "the same")]
+
+
+def _of_its_padding(
+    batch: StepBatch, as_engine: Gap, mean: float, place: Where, words: str, told: list[Evidence]
+) -> Finding:
+    """Policy and reference that differ by the padding of a sample."""
+    of_engine = distance(batch)
+    side = "the reference" if of_engine is not None and of_engine < 0.2 * mean else "one of the two"
+    return finding(
+        "error" if mean > OTHER_PROMPT else "warning",
+        f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}, before any update, {words}: "
+        f"{side} sees the padding",
+        place,
+        shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4",
+              f"{as_engine.trainer.source} - {as_engine.rollout.source}"),
+        *told,
+        *([] if of_engine is None else [shown("mean |policy - engine|", of_engine)]),
+        cause="its forward has no attention mask, or counts the padding in the position ids; other weights would show "
+        "with little padding as much",
+        next_step=batch.laid.replay_command(place, "--model REFERENCE --against ref_logprobs"),
+        steps=() if batch.step is None else (batch.step,),
+    )  # fmt: skip
 
 
 def _warms_up(case: Case) -> bool:
