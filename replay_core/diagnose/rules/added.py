@@ -30,6 +30,9 @@ from replay_core.records import Record, TensorRef
 LEAST_BONUS = 1e-5
 #: Micro-batches that tell; a KL loss below this is nothing to weigh; and what one coefficient may leave.
 FEWEST, LEAST, LEFT = 4, 1e-6, 0.02
+#: Steps of one micro-batch that tell a weight, and how far it may lie apart in them: means that go up and down by a
+#: tenth make no number by chance.
+STEPS, ALIKE = 3, 2e-3
 #: How far a coefficient may lie from the stated one before it is another: token weights differ by micro-batch.
 WEIGHED = 1.5
 #: loss, pg_loss and another term of one micro-batch, and where they are recorded.
@@ -285,12 +288,46 @@ def _entropy(case: Case, scales: list[float]) -> Finding | None:
         weights.append(next((one for one in told if stated and 1 / WEIGHED < abs(one) / stated < WEIGHED), told[0]))
         steps.append(batch.step)
         place = place or batch.laid.where("entropy", sample=0)
-    weight = float(np.median(weights)) if weights else 0.0
+    if not weights:
+        return _entropy_over_steps(case, scales)
+    weight = float(np.median(weights))
     # Micro-batches of equal tokens fit another reduction, too, by another factor.
     alike = sum(abs(one - weight) <= LEFT * abs(weight) for one in weights)
     if place is None or alike < 2 or 2 * alike < len(weights):
         return None
     return _judged_entropy(case, weight, place, steps, shown("steps that tell", len(weights)))
+
+
+def _entropy_over_steps(case: Case, scales: list[float]) -> Finding | None:
+    """The same of steps with a single micro-batch: one weight of a mean of the tokens' entropies, in 3 of them and
+    more, makes all of what loss and pg_loss are apart.
+    """
+    rest: list[float] = []
+    means: list[list[float]] = []
+    steps: list[int | None] = []
+    place: Where | None = None
+    for batch in case.batches():
+        loss, pg = (logged_of(batch, name, fewest=1) for name in ("loss", "pg_loss"))
+        entropy, trained_N = batch.columns.of("entropy"), batch.trained_N
+        if loss is None or pg is None or entropy is None or trained_N is None or len(loss.values_M) != 1:
+            continue
+        if len(pg.values_M) != 1 or not (entropy.said_N | ~trained_N).all():
+            continue
+        values_N = np.where(trained_N, np.nan_to_num(entropy.values_N), 0.0)
+        sums_B, counts_B = batch.flat.sum(values_N), batch.flat.count(trained_N)
+        heard_B = counts_B > 0
+        means.append([float(sums_B.sum() / counts_B.sum()), float((sums_B[heard_B] / counts_B[heard_B]).mean())])
+        rest.append(float(loss.values_M[0] / scales[0] - pg.values_M[0]))
+        steps.append(batch.step)
+        place = place or batch.laid.where("entropy", sample=0)
+    if place is None or len(rest) < STEPS or min(map(abs, rest)) < 10 * FLOOR:
+        return None
+    for kind in range(2):
+        weights = [apart / mean[kind] for apart, mean in zip(rest, means, strict=True) if mean[kind] > 0]
+        weight = float(np.median(weights)) if weights else 0.0
+        if len(weights) == len(rest) and all(abs(one - weight) <= ALIKE * abs(weight) for one in weights):
+            return _judged_entropy(case, weight, place, steps, shown("steps that tell", len(weights)))
+    return None
 
 
 def _bonus(case: Case) -> float | None:

@@ -14,6 +14,7 @@ import numpy as np
 from replay_core import pages
 from replay_core.budget import stored_bytes
 from replay_core.diagnose.advantage_variants import in_groups, matching, tolerance
+from replay_core.diagnose.algorithm import GROUP_SIZE
 from replay_core.diagnose.answers import answers_of, asked_of, members_of
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
@@ -618,6 +619,9 @@ def _asked_alike(case: Case) -> Finding | None:
     sets: list[frozenset[bytes]] = []
     steps: list[int] = []
     times, ranks, where = 0, [0], None
+    sizes: set[int] = set()
+    meant: float | None = None
+    split = copied = True
     for batch in case.batches():
         prompts = asked_of(batch)
         if batch.step is None or prompts is None or batch.group_B is None or not batch.group_is_named:
@@ -629,24 +633,72 @@ def _asked_alike(case: Case) -> Finding | None:
             return None
         sets.append(frozenset(groups))
         steps.append(batch.step)
+        sizes.update(np.bincount(batch.group_B).tolist())
+        keys = batch.laid.keys_of("input_ids")
+        owners: dict[bytes, set[tuple[int, int | None]]] = {}
+        for prompt, group, key in zip(prompts, batch.group_B.tolist(), keys, strict=True):
+            owners.setdefault(prompt, set()).add((group, None if key is None else key.rank))
+        split = split and all(len({rank for _, rank in each}) == len(each) for each in owners.values())
+        copied = copied and _are_copies(batch, prompts)
         if where is None:
-            keys = batch.laid.keys_of("input_ids")
             ranks = sorted({key.rank for key in keys if key is not None and key.rank is not None})
             where = batch.laid.where("input_ids" if batch.tokens_N is not None else "prompt_text", sample=0)
-            times = often.pop()
+            times, meant = often.pop(), batch.laid.algorithm.number(*GROUP_SIZE)
     if len(set(steps)) < SAME or len(set(sets)) < 2:
         return None
+    size = next(iter(sizes)) if len(sizes) == 1 else None
+    each_step = f"in all {len(sets)} steps"
+    if size is not None and meant is not None and size * times == meant and not copied:
+        return error(
+            f"groups hold {size} answers, and the run states {meant:g}: the answers of each prompt are split into "
+            f"{times} groups, {each_step}",
+            where,
+            shown("answers of a group", size, f"{meant:g}"), shown("groups of each prompt", times, "1"),
+            link="groups",
+            cause="group ids are made of another number than the answers of a prompt (a count of pairs, of a rank's "
+            "rows): each group has a baseline and a spread of its own, of fewer answers than meant",
+            next_step="print prompt and group id of the first rows side by side",
+            steps=sorted(set(steps)),
+        )  # fmt: skip
+    told = [shown("groups of each prompt", times, "1"), shown("different prompts of the first step", len(sets[0]))]
+    if copied:
+        return warning(
+            f"each prompt stands in {times} groups of the batch with the same answers, {each_step}: the batch holds "
+            f"every sample {times} times",
+            where,
+            *told,
+            cause="the batch is repeated to fill it up, or a gather adds what every rank already has: it is smaller "
+            "than it looks",
+            steps=sorted(set(steps)),
+        )
+    is_of_ranks = split and len(ranks) == times
     return warning(
-        f"each prompt stands in {times} groups of the batch, in all {len(sets)} steps: "
-        + (f"ranks {listed(ranks)}" if len(ranks) == times else f"{times} ranks (or workers)")
-        + " are given the same ones",
+        f"each prompt stands in {times} groups of the batch, {each_step}"
+        + (f": ranks {listed(ranks)} are given the same ones" if is_of_ranks else ""),
         where,
-        shown("groups of each prompt", times, "1"),
-        shown("different prompts of the first step", len(sets[0])),
-        cause="the sampler is not sharded: every data-parallel rank draws the same prompts (a seed or an index that "
-        "does not know the rank, no DistributedSampler); the batch has fewer prompts than it should",
+        *told,
+        *([] if meant is None else [shown("answers of a group", listed(sorted(sizes)), f"{meant:g}")]),
+        cause="the sampler is not sharded: every data-parallel rank draws the same prompts (a seed or an "
+        "index that does not know the rank, no DistributedSampler); the batch has fewer prompts than it should"
+        if is_of_ranks
+        else "ranks (or workers) that draw the same prompts, as a sampler that is not sharded does; prompts that are "
+        "repeated before they are grouped; or group ids that split the answers of one prompt: each has fewer answers "
+        "to compare with than it could",
         steps=sorted(set(steps)),
-    )  # fmt: skip
+    )
+
+
+def _are_copies(batch: StepBatch, prompts: list[bytes]) -> bool:
+    """Whether the groups of each prompt hold the same answers."""
+    answers, group_B = answers_of(batch), given(batch.group_B)
+    if answers is None:
+        return False
+    held: dict[bytes, dict[int, list[bytes]]] = {}
+    for prompt, group, answer in zip(prompts, group_B.tolist(), answers, strict=True):
+        held.setdefault(prompt, {}).setdefault(group, []).append(answer)
+    alike = [len({tuple(sorted(each)) for each in groups.values()}) == 1 for groups in held.values()]
+    several = len({answer for groups in held.values() for each in groups.values() for answer in each})
+    return all(alike) and several > len(held)
 
 
 def _are_replicas(case: Case, ranks: set[int]) -> bool | None:

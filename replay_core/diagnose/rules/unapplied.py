@@ -159,16 +159,26 @@ def _unwhitened(batch: StepBatch) -> _Shows | None:
 def _without_bonus(batch: StepBatch) -> _Shows | None:
     loss, pg = (logged_of(batch, name, fewest=1) for name in ("loss", "pg_loss"))
     entropy = batch.columns.of("entropy")
-    if loss is None or pg is None or entropy is None or loss.values_M.shape != pg.values_M.shape:
+    if loss is None or pg is None or loss.values_M.shape != pg.values_M.shape:
         return None
-    mean, weight = float(np.nanmean(entropy.values_N[entropy.said_N])), entropy_bonus(batch.laid.algorithm) or 0.0
+    if entropy is not None:
+        each = entropy.values_N[entropy.said_N]
+    elif (sampled := batch.trainer) is not None and batch.trained_N is not None:
+        # What was sampled from a policy has its entropy as the mean of -log p.
+        each = -sampled.values_N[sampled.said_N & batch.trained_N]
+    else:
+        return None
+    each = each[np.isfinite(each)]
+    if not each.size:
+        return None
+    mean, weight = float(each.mean()), entropy_bonus(batch.laid.algorithm) or 0.0
     if weight * mean < 100 * FLOOR:
         return None
     left = float(np.abs(loss.values_M - pg.values_M).max())
     return _Shows(
         left <= FLOOR and not batch.columns.scalars("kl_loss"),
         (shown("largest |loss - pg_loss|", left, f"about {weight * mean:.3g}"), shown("mean entropy", mean)),
-        batch.laid.where("entropy", sample=0),
+        batch.laid.where("entropy" if entropy is not None else "policy_logprobs", sample=0),
         is_sure=False,  # a trainer may log the policy's loss as its loss, and add the terms up after that
     )
 

@@ -419,6 +419,16 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
         fit = rows.solved(rewards_BT, values_BT * mask_BT, advantages_BT * mask_BT)
         return fit if fit is not None and -0.01 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01 else None
 
+    scores, told = batch.columns.of("token_scores"), batch.columns.of("token_rewards")
+    if scores is not None and told is not None:
+        scores_BT = _dense(batch, scores)
+        apart = float((np.abs(scores_BT - rewards_BT) * mask_BT).max())
+        if apart > rows.close and (fit := solved(values_BT, returns_BT - values_BT, scores_BT)):
+            yield (
+                "they are made of the token scores, not of the token rewards: what was taken off (a KL penalty) is in "
+                "the rewards, and reaches neither returns nor advantages",
+                f"{fit.words()}, of the scores",
+            )
     made = batch.columns.of("advantages")
     if made is not None and batch.advantage_B is None:
         white_BT = _dense(batch, made)
