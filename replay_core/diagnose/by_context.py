@@ -107,9 +107,12 @@ class ByContext(Struct):
             return None
         third = np.quantile(places, (1 / 3, 2 / 3))
         return (
-            ": more, the more tokens stand before: positions or attention differ",
-            "the two encode positions differently (another rope_theta, rope scaling or position ids), or one looks "
-            "back less far (a sliding window). Less likely other weights, which show at the first tokens as well",
+            ", in every step from the first on, before any update, and more, the more tokens stand before: no old "
+            "weights",
+            "no temperature and no precision either. The two encode positions differently (another rope_theta, rope scaling "
+            "or position ids), one looks back less far (a sliding window), or one is given another prompt (a BOS, a "
+            "template, a prompt that is cut), or they compute otherwise (another router of experts, other weights, which show "
+            "at the first tokens as well). Print the engine's prompt ids beside the trainer's first",
             [shown("rank correlation of |d| with the tokens before", by_before, f"< {GROWS:g}"),
              shown("mean |d| of first and last third of responses",
                    f"{sizes[places <= third[0]].mean():.3g}, {sizes[places > third[1]].mean():.3g}", "alike")],
@@ -130,12 +133,13 @@ class ByContext(Struct):
         if min(len(first), len(others)) < BESIDE or alike > UNLIKE or first.mean() > OTHER_PROMPT * others.mean():
             return None
         return (
-            ", in every step from the first on: the engine holds other weights than the trainer, or computes otherwise "
-            "with them",
-            "the engine was loaded with another checkpoint (or one that was converted wrongly) and no update replaces "
-            "it; or its model is set up otherwise than the trainer's (experts per token, activation, norm)"
+            ", in every step from the first on, before any update, and on the first tokens as on the others: the "
+            "engine's forward is not the trainer's, by its weights or by its model",
+            "no weights that an update left behind. The engine was loaded with another checkpoint (or one that was "
+            "converted wrongly) and no update replaces it; or its model is set up otherwise than the trainer's (experts "
+            "per token, activation, norm)"
             + ("" if self.has_one_number else ", or dropout is left on in the trainer's forward")
-            + ". Not another prompt, which tells most at the first tokens; not precision, which leaves the two alike",
+            + ". Another prompt tells most at the first tokens; precision leaves the two alike",
             [shown(f"mean |d| of the first {FIRST} tokens and of the others",
                    f"{first.mean():.3g}, {others.mean():.3g}"),
              shown("median correlation of the two", alike, f"> {UNLIKE:g} of a quantised engine")],

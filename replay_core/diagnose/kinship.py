@@ -34,6 +34,8 @@ TOKENS, SAMPLES, MOST, NEARER = 3, 4, 512, 0.2
 ROWS = 160
 #: Of two rows the first tokens are held against each other before all of them: how many, and how far apart at most.
 HEAD, HEAD_APART = 16, 4 * ALIKE
+#: Nats that tokens of another place are apart on average: less may be noise, whose order tells nothing.
+REORDERED = 0.3
 _NAMES = ("rollout_logprobs", "old_logprobs", "policy_logprobs", "ref_logprobs")
 
 
@@ -308,6 +310,7 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
     ):
         longer = np.bincount(rows)[rows] > 1
         yield _Transform(what, cause, np.where(longer, summed_K, np.nan))
+    yield from _reordered(x_K, y_K, rows)
     low_K, high_K = (_extreme(x_K, rows, pick) for pick in (np.minimum, np.maximum))
     if np.ptp(x_K) > 1e-3 and float((high_K - low_K).max()) <= 1e-6:
         yield _Transform(
@@ -334,6 +337,34 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
     found_B = whose(batch, suspect, model) if len(batch) <= ROWS else None
     if found_B is not None:
         yield _Transform(*of_rows(found_B), _other_rows(batch, model, at_K, found_B))
+
+
+def _reordered(x_K: Array, y_K: Array, rows: Array) -> Iterator[_Transform]:
+    """The same numbers of a response, in another order: turned round, else any."""
+    if float(np.abs(x_K - y_K).mean()) < REORDERED:
+        return
+    at = np.arange(len(rows))
+    first = np.flatnonzero(np.diff(rows, prepend=rows[0] - 1))
+    ends = np.array([*first[1:], len(rows)])
+    sizes = ends - first
+    begin_K, end_K = np.repeat(first, sizes), np.repeat(ends, sizes)
+    long_K = np.repeat(sizes >= TOKENS, sizes)
+    yield _Transform(
+        "in reversed order along the response: each token has the number of the one as far from the other end",
+        "a flip of the response (a return computed backwards, a reversed list) is not undone: the numbers are the "
+        "right ones, on other tokens",
+        np.where(long_K, y_K[begin_K + end_K - 1 - at], np.nan),
+    )
+    # The numbers of a rank in one are held against those of that rank in the other.
+    by_x, by_y = np.lexsort((x_K, rows)), np.lexsort((y_K, rows))
+    ranked_K = np.empty(len(y_K))
+    ranked_K[by_x] = y_K[by_y]
+    yield _Transform(
+        "in another order along the response: the same numbers, on other tokens",
+        "the tokens of a response were put in another order (a sort, a permutation, a scatter by wrong indices) and "
+        "these were not, or the other way round",
+        np.where(long_K, ranked_K, np.nan),
+    )
 
 
 def _scaled(x_K: Array, y_K: Array) -> Iterator[_Transform]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct, field
 
+from replay_core.diagnose.apart import Apart
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, listed, shown
 from replay_core.diagnose.flat import Array
@@ -145,6 +146,16 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     if (by_length := _by_prompt_length(batch, between, head_B)) is not None:
         return by_length
     if often < 0.5 and len(batch) >= 4:
+        apart = Apart()
+        apart.take(batch, between.by_sample_B > DISAGREE, np.isfinite(between.by_sample_B))
+        if (trait := apart.told()) is not None:
+            return MismatchCause(
+                f"all of it in samples {trait.words}, the others agree",
+                "what these samples share and the others do not is where the two sides part: the version of their "
+                "weights, an adapter, inputs that one side lacks (images, tools), or a place in the row or the batch",
+                [*told, trait.evidence],
+                is_of_few=True,
+            )
         return MismatchCause(
             "few samples are off",
             "few samples are off and the others agree: their weights' version, adapter or inputs (images, tools) "
@@ -250,6 +261,18 @@ def _block_of_rows(between: Gap) -> MismatchCause | None:
     part = min(int(inside_B.sum()), len(each_B) - int(inside_B.sum()))
     if len(each_B) % part or off[0] % part:
         return None
+    if _are_of_a_minibatch(between, inside_B):
+        return MismatchCause(
+            f"all of it in the rows of a later mini-batch ({off[0]} to {off[-1]}), the other {int(others_B.sum())} "
+            "agree: the trainer's numbers are taken after an update",
+            "log-probabilities of these rows are of the policy as the mini-batches before have left it, not of the one "
+            "that sampled: old ones are taken anew in the loop, or none are recorded; where they are, this is how far "
+            "one update moves the policy",
+            [
+                shown(f"mean |d| of rows {off[0]} to {off[-1]}", float(each_B[off].mean())),
+                shown("largest mean |d| of the others", float(each_B[others_B].max())),
+            ],
+        )
     return MismatchCause(
         f"all of it in rows {off[0]} to {off[-1]}, the other {int(others_B.sum())} agree: one replica of the engine",
         "one of several replicas of the engine (or what one rank sampled) has other weights than the trainer: an "
@@ -261,6 +284,15 @@ def _block_of_rows(between: Gap) -> MismatchCause | None:
         ],
         is_of_tokens=True,
     )
+
+
+def _are_of_a_minibatch(between: Gap, inside_B: Array) -> bool:
+    """Whether these rows are those of the mini-batches (or epochs) behind the first, as the trainer's record says."""
+    keys = between.batch.laid.keys_of(between.trainer.name)
+    if any(key is None for key in keys):
+        return False
+    later_B = np.array([bool(key is not None and (key.minibatch or key.epoch)) for key in keys])
+    return bool(later_B.any()) and bool((later_B == inside_B).all())
 
 
 def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:

@@ -29,6 +29,7 @@ from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.since_token import SinceToken
 
 #: Nats per token of a policy that hardly samples.
 SURE = 0.05
@@ -77,6 +78,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     off: list[int] = []
     whys: list[str] = []
     growth, misplaced, partway, repeated, places = Growth(), Misplaced(), Partway(), Repeated(), ByContext()
+    since = SinceToken()
     weak: set[str] = set()
     open_: set[str] = set()
     for batch in case.batches():
@@ -87,6 +89,7 @@ def disagree(case: Case) -> Iterator[Finding]:
             continue
         means.append(between.mean)
         growth.take(batch, between)
+        since.take(between)
         if between.mean > DISAGREE:
             off += [] if batch.step is None else [batch.step]
             misplaced.take(batch, between)
@@ -126,7 +129,10 @@ def disagree(case: Case) -> Iterator[Finding]:
     ]
     uncaused = [one for one in every if one.claim.endswith(_PER_TOKEN)]
     guessed = [one for one in every if one.claim in weak and one.severity != "info"]
-    if beside is not None:
+    if found and (token := since.told()) is not None:
+        # What one token parts is of the tokens, however little it comes to over the batch.
+        every = [_because(replace(one, severity="warning") if one.severity == "info" else one, *token) for one in every]
+    elif beside is not None:
         words, why, figures = beside
         every = [_because(one, f": {words}", why, figures) for one in every]
     elif begins_with and not fresh and open_ and (edge := places.edge()) is not None:
