@@ -174,5 +174,3 @@ def _by_number(name: str, values: Array, off: Array) -> Trait | None:
             if (found := _parted(words, inside, off)) is not None:
                 return found
     return None
-
-

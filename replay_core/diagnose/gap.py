@@ -502,7 +502,14 @@ def _starts(batch: StepBatch, order: Array, values_B: Array) -> list[tuple[Array
     recorded_B = batch.laid.pack_B
     if recorded_B is not None and np.unique(recorded_B).size > 1:
         packs_B = recorded_B[order]
-        return [(np.concatenate([[True], packs_B[1:] != packs_B[:-1]]), "as recorded")]
+        begins_B = np.concatenate([[True], packs_B[1:] != packs_B[:-1]])
+        # Boundaries may be lost inside a pack, too: every other one of them.
+        longest = int(np.diff([*np.flatnonzero(begins_B), total]).max())
+        inside = [
+            (np.arange(total) % size == 0, f"each {size} samples that follow each other (inferred)")
+            for size in range(2, longest // 2 + 1)
+        ]
+        return [(begins_B, "as recorded"), *inside]
     # One pack of all samples is how they were recorded, and need not be how they were run.
     found = [(np.arange(total) % size == 0, f"every {size} samples (inferred)") for size in range(2, total // 2 + 1)]
     if total >= FEWEST_ALONE:

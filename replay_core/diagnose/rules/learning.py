@@ -915,8 +915,9 @@ def reward_falls(log: RunLog) -> Finding | None:
             series.first(under=begun / 2),
             series.shown(now, f">= {begun:.3g}"),
             *([] if spike is None else [spike.norms.shown_at(spike.point, f"about {spike.before:.2g}")]),
-            cause="updates push the policy away from what it could do: a learning rate too high, weights on advantages "
-            "(a sign, a scale) or a clipping that is made wrongly, no KL"
+            cause="updates take from the policy what it could do: a learning rate too high, a weight decay that shrinks "
+            "the weights, advantages (a sign, a scale) or a clipping that is made wrongly, an entropy bonus that "
+            "outweighs the rest, no KL: these figures alone do not tell which"
             + (
                 ", until it no longer ends its answers; a higher token limit does not bring the reward back"
                 if runs_into_the_limit(log) is not None
@@ -995,7 +996,7 @@ def reward_falls(log: RunLog) -> Finding | None:
                 if leaps
                 else f"the policy gets random, {random}"
                 if random
-                else "the policy moves away from what is rewarded"
+                else "nothing that is logged beside it says why"
             ),
             series.first(under=(before + now) / 2 + 1e-12),
             series.shown(now, f">= {before:.3g}"),
@@ -1007,13 +1008,13 @@ def reward_falls(log: RunLog) -> Finding | None:
             "each of them on"
             if leaps
             else "an entropy bonus that outweighs what is paid (a coefficient a hundred times too large, or a term "
-            "of the "
-            "wrong sign), a learning rate that is too high, or updates that push answers apart and hold nothing "
+            "of the wrong sign), a learning rate that is too high, or updates that push answers apart and hold nothing "
             "together"
             if random
-            else "a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "
-            "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "
-            "changed or broke: the reward alone does not tell them apart",
+            else "the judge changed or broke (time-outs scored 0, other ground truths); a turned sign of loss, "
+            "advantage or KL term pushes the policy away from what is rewarded; or it falls apart by too large "
+            "updates, a ratio or its clipping that is made wrongly (look at KL and entropy): the reward alone does "
+            "not tell them apart",
             next_step=_RECORD,
             steps=[
                 p.step

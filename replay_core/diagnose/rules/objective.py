@@ -270,9 +270,10 @@ def _another_ratio(batch: StepBatch, recorded: Column, logs_N: Array, known_N: A
     size = np.abs(logs_N[odd_N])
     base_N = odd_N & (np.abs(logs_N) <= np.median(size)) & np.isfinite(told_N)
     times = float(told_N[base_N] @ logs_N[base_N]) / max(float(logs_N[base_N] @ logs_N[base_N]), 1e-30)
-    if abs(abs(times) - 1) > FACTOR and (np.abs(told_N - times * logs_N) <= 1e-3 * np.abs(times * logs_N) + 1e-3)[
-        odd_N
-    ].mean() >= 0.99:
+    if (
+        abs(abs(times) - 1) > FACTOR
+        and (np.abs(told_N - times * logs_N) <= 1e-3 * np.abs(times * logs_N) + 1e-3)[odd_N].mean() >= 0.99
+    ):
         return error(
             f"the recorded ratio is e to {times:.4g} times the difference of log-probabilities",
             batch.laid.where("is_ratio", at=odd_N),
@@ -448,7 +449,9 @@ def _of_another_level(batch: StepBatch, weights: Column, rollout: Column) -> Fin
             continue
         by_response, by_token = agree(made_N, told_N), agree(of_token, told_N)
         is_wrong = by_token < 0.5 and by_response >= 0.95 if wanted == "token" else False
-        is_token = wanted == "sequence" and by_token >= 0.95 and max(agree(of_sum, told_N), agree(of_mean, told_N)) < 0.5
+        is_token = (
+            wanted == "sequence" and by_token >= 0.95 and max(agree(of_sum, told_N), agree(of_mean, told_N)) < 0.5
+        )
         if not is_wrong and not is_token:
             continue
         return error(
@@ -761,7 +764,13 @@ def kl_term(case: Case) -> Finding | None:
     return finding(
         "error" if stated or "swapped" in name else "info" if name == "|log r|" else "warning",
         f"the KL loss is {name}"
-        + (f", and the run states {stated}" if stated else "" if "swapped" in name or name == "|log r|" else ": it can be negative"),
+        + (
+            f", and the run states {stated}"
+            if stated
+            else ""
+            if "swapped" in name or name == "|log r|"
+            else ": it can be negative"
+        ),
         first.laid.where("ref_logprobs", sample=0),
         shown("steps whose KL losses it makes", share(count, looked)),
         shown("estimator stated", stated or None),

@@ -92,8 +92,11 @@ def reference_moved(case: Case) -> Finding | None:
             if mean > OTHER_MODEL or (not resumed and (mean > OTHER_PROMPT or (other and begins)))
             else "info",
             f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}"
-            + (", before any update: the reference has other weights than the policy began with, or is given something else"
-               if other else ""),
+            + (
+                ", before any update: the reference has other weights than the policy began with, or is given something else"
+                if other
+                else ""
+            ),
             place,
             shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
             shown("largest", float(apart.max())),

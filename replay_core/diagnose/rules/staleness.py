@@ -255,12 +255,13 @@ def ever_older(log: RunLog) -> Finding | None:
         # What disagrees with the trainer by then is what such samples do.
         "error" if now > LAG else "warning",
         f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates"
-        + (", by one in each step: no update reaches the engine any more" if stands else ""),
+        + (", by one in each step: what is trained on is of weights that stand still" if stands else ""),
         series.of(climb).place if stands else series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
         series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
         shown("Mann-Kendall z", trends.drift(values)),
         cause="the sync of weights into the engine stopped (it failed, or an adapter is not delivered): its version "
-        "stands still while the trainer goes on"
+        "stands still while the trainer goes on; or the queue before the trainer grows by a step in each step, and the "
+        "oldest are taken first. The engine's own version tells which"
         if stands
         else "the engine makes more than the trainer takes, and the oldest are taken first (a queue without a limit), "
         "or new weights reach it ever later: the policy is trained on what stale weights sampled",

@@ -1,0 +1,208 @@
+"""Numbers that a run declares, held against the same numbers as the data show them.
+
+Where a setting can be read off what is recorded, no symptom is needed: a group has as many answers as it has, a rate is
+what was logged, a response as long as it is. Settings that leave no number of their own are held against what they
+forbid (D102); those that are solved for have rules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose.algorithm import GROUP_SIZE, RESPONSE_LIMITS, learning_rate
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, Where, listed, share, shown, warning
+from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rules.tokens import truncated
+
+#: By how much a rate may be off (a display's digits), steps that tell, and responses that were cut before it is a
+#: limit.
+CLOSE, STEPS, CUT = 0.02, 3, 8
+#: How runs state how often they go through a batch, and in how many parts.
+_EPOCHS = ("ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "mu")
+_PARTS = ("ppo_mini_batches", "mini_batches", "num_mini_batches", "n_minibatch", "num_minibatches", "ppo_n_minibatches")
+
+
+@rule("D124", "the data show another number than is declared", link="groups", scope="case", lasts=True,
+      explains=("D01", "D04", "D05", "D20", "L08", "L14", "L16", "D24", "D28"),
+      source="a setting that is overridden, or does not reach the place where it counts")  # fmt: skip
+def otherwise(case: Case) -> Iterator[Finding]:
+    """Numbers that a run states, beside the same as recorded, over 3 steps and more: a warning where every group of
+    every step has one other number of answers than is stated (one rank's records, or more answers than stated); where
+    responses of one turn are longer than their limit, or 8 and more are cut off at one length that is below it; where
+    each step has another number of epochs or mini-batches than is stated, as its records count them; and where the
+    logged learning rate rises over the stated one by a fiftieth, or rests at another one.
+    """
+    looked = [False]
+    yield from _groups(case, looked)
+    yield from _lengths(case, looked)
+    yield from _passes(case, looked)
+    yield from _rate(case, looked)
+    skip_if(not looked[0], "nothing that is stated is a number that the data show")
+
+
+def _groups(case: Case, looked: list[bool]) -> Iterator[Finding]:
+    stated = case.algorithm.number(*GROUP_SIZE)
+    sizes: set[int] = set()
+    steps: list[int] = []
+    where: Where | None = None
+    ranks: set[int | None] = set()
+    if not stated or stated < 2:
+        return
+    for batch in case.batches():
+        if batch.group_B is None or batch.step is None or not batch.group_is_named:
+            continue
+        name = next((one for one in ("input_ids", "advantages") if batch.columns.ref(one) is not None), "input_ids")
+        keys = batch.laid.keys_of(name)
+        ranks |= {None if key is None else key.rank for key in keys}
+        if any(key is not None and key.epoch for key in keys):
+            batch = batch.once
+        if batch.group_B is None:
+            continue
+        sizes |= set(np.bincount(batch.group_B).tolist())
+        steps.append(batch.step)
+        where = where or batch.laid.where(batch.columns.reward_name, sample=0)
+        prompts = batch.prompt_B
+        if prompts is not None and np.unique(prompts).size != np.unique(batch.group_B).size:
+            return  # groups that mix prompts, or share them, have rules of their own (D42, D65)
+    looked[0] = looked[0] or bool(steps)
+    if len(set(steps)) < STEPS or len(sizes) != 1 or stated in sizes:
+        return
+    (size,) = sizes
+    # A rank of several may hold a part of each group.
+    if size < 2 or (size < stated and (len(ranks) > 1 or (case.algorithm.number("world_size", "dp_size") or 1) > 1)):
+        return
+    yield warning(
+        f"groups hold {size} answers, and the run states {stated:g}",
+        where,
+        shown("answers of a group, in every step", size, f"{stated:g}"),
+        shown("steps", len(set(steps))),
+        cause="the number that is configured does not reach the sampler or the grouping; a filter drops as many of "
+        "each group; or other ranks hold the rest: the baseline is that of fewer (or more) answers",
+        next_step="print the group ids of the first rows, and the number of answers asked of the engine",
+        steps=sorted(set(steps)),
+    )
+
+
+def _lengths(case: Case, looked: list[bool]) -> Iterator[Finding]:
+    limit = case.algorithm.number(*RESPONSE_LIMITS)
+    if not limit:
+        return
+    longest, cut_at = 0, dict[int, int]()
+    long_steps: list[int] = []
+    cut_steps: list[int] = []
+    where: Where | None = None
+    total = 0
+    for batch in case.batches():
+        if batch.response_N is None or batch.tokens_N is None:
+            continue
+        if batch.trained_N is not None and _has_gaps(batch.response_N, batch.trained_N, batch.flat.sample_N):
+            return  # of several turns, each may be as long
+        looked[0] = True
+        counts_B = batch.flat.count(batch.response_N)
+        if counts_B.max(initial=0) > max(longest, limit):
+            where = batch.laid.where("input_ids", sample=int(counts_B.argmax()))
+            long_steps += [] if batch.step is None else [batch.step]
+        longest = max(longest, int(counts_B.max(initial=0)))
+        cut_B = truncated(batch) if batch.eos_id is not None else batch.truncated_flag_B
+        total += len(counts_B)
+        if cut_B is not None and cut_B.any():
+            for size in counts_B[cut_B].tolist():
+                cut_at[int(size)] = cut_at.get(int(size), 0) + 1
+            cut_steps += [] if batch.step is None else [batch.step]
+            if not long_steps:
+                where = where or batch.laid.where("input_ids", sample=int(cut_B.argmax()))
+    if longest > limit + 1 and long_steps:
+        yield warning(
+            f"responses are longer than their limit: up to {longest} tokens, and the run states {limit:g}",
+            where,
+            shown("longest response", longest, f"<= {limit:g}"),
+            link="tokens",
+            cause="the engine is given another limit than the run states (a default, a limit of prompt and response "
+            "together), or prompt tokens are counted into responses",
+            steps=long_steps,
+        )
+    elif len(cut_at) == 1 and sum(cut_at.values()) >= CUT and len(set(cut_steps)) >= STEPS:
+        ((size, many),) = cut_at.items()
+        if size == longest and size < limit - 1:
+            yield warning(
+                f"responses are cut off at {size} tokens, and the run states a limit of {limit:g}",
+                where,
+                shown("responses that are cut off at it", share(many, total)),
+                shown("longest response", longest, f"{limit:g}"),
+                link="tokens",
+                cause="the engine is given another limit than the run states (a default of its own, a limit of prompt "
+                "and response together, of a model's context)",
+                next_step="print the sampling parameters that the engine is called with",
+                steps=sorted(set(cut_steps)),
+            )
+
+
+def _has_gaps(response_N: np.ndarray, trained_N: np.ndarray, sample_N: np.ndarray) -> bool:
+    """Whether tokens that do not count stand between such that do."""
+    inside = np.flatnonzero(response_N)
+    counts, samples = trained_N[inside], sample_N[inside]
+    begins = (~counts[:-1]) & counts[1:] & (samples[:-1] == samples[1:])
+    return bool(begins.any())
+
+
+def _passes(case: Case, looked: list[bool]) -> Iterator[Finding]:
+    per_step: dict[int, tuple[set[int], set[int]]] = {}
+    for record in case.records():
+        key = record.key
+        if key.stage not in ("forward_data", "loss") or key.step is None or key.role == "critic":
+            continue
+        epochs, parts = per_step.setdefault(key.step, (set(), set()))
+        if key.epoch is not None:
+            epochs.add(key.epoch)
+        if key.minibatch is not None:
+            parts.add(key.minibatch)
+    last = max(per_step, default=0)
+    for which, names, what in ((0, _EPOCHS, "epochs"), (1, _PARTS, "mini-batches")):
+        stated = case.algorithm.number(*names)
+        # The last step may be cut off.
+        told = {step: len(each[which]) for step, each in per_step.items() if each[which] and step != last}
+        if not stated or len(told) < STEPS:
+            continue
+        looked[0] = True
+        if len(set(told.values())) != 1 or next(iter(told.values())) == stated:
+            continue
+        count = next(iter(told.values()))
+        yield warning(
+            f"each batch is trained on in {count} {what}, and the run states {stated:g}",
+            Where(step=min(told)),
+            shown(f"{what} of a step, as its records count them", count, f"{stated:g}"),
+            shown("steps", len(told)),
+            link="optimizer",
+            cause=f"the number of {what} that is configured does not reach the loop: the policy is updated "
+            f"{count / stated:.3g} times as often as meant on each batch",
+            next_step="count the optimizer steps of one batch",
+            steps=sorted(told),
+        )
+
+
+def _rate(case: Case, looked: list[bool]) -> Iterator[Finding]:
+    stated, series = learning_rate(case.algorithm), case.log.get("learning_rate")
+    if not stated or series is None or len(series.finite) < STEPS or "critic" in series.name:
+        return
+    looked[0] = True
+    values = series.finite
+    rests = max(values) - min(values) <= 1e-9 * max(values)
+    most = max(values)
+    if not (most > (1 + CLOSE) * stated or (rests and 0 < most < (1 - CLOSE) * stated)):
+        return
+    steps = [point.step for point in series.points if point.value > (1 + CLOSE) * stated or rests]
+    yield warning(
+        f"the learning rate is {most:.4g}, {most / stated:.3g} times what the run states ({stated:.4g})"
+        + ("" if rests else f", from step {steps[0]} on" if steps else ""),
+        series.place,
+        series.shown(most, f"<= {stated:.4g}"),
+        shown("steps", listed(steps)),
+        link="optimizer",
+        cause="the rate that is configured does not reach the optimizer: another group's or a default stands in its "
+        "place, it is scaled (by ranks, by the batch), or a scheduler multiplies it again",
+        next_step="print optimizer.param_groups of the first step",
+        steps=[step for step in steps if step is not None],
+    )
