@@ -1,0 +1,331 @@
+"""What is declared beside what is recorded, and where engine, trainer and reference part: told by the numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay_core.diagnose.finding import Diagnosis, Finding
+from replay_core.recorder import Recorder
+from tests.replay_core.diagnose.batches import causes, grpo, look, of
+from tests.replay_core.diagnose.logs import diagnosed_path
+
+Step = dict[str, Any]
+ROWS, GROUP, PROMPT, RESPONSE, END = 24, 4, 6, 8, 2
+WIDTH = PROMPT + RESPONSE
+
+
+def step_of(number: int) -> Step:
+    """One batch of left-padded prompts and answers: ids, masks, log-probabilities of engine, trainer and reference."""
+    draw = np.random.default_rng(number)
+    sizes = np.repeat(draw.integers(3, PROMPT + 1, ROWS // GROUP), GROUP)
+    lengths = draw.integers(4, RESPONSE, ROWS)
+    ids = draw.integers(10, 40, (ROWS, WIDTH))
+    ids[:, :PROMPT] = np.repeat(draw.integers(40, 90, (ROWS // GROUP, PROMPT)), GROUP, axis=0)
+    column = np.arange(WIDTH)
+    attention = ((column >= (PROMPT - sizes)[:, None]) & (column < (PROMPT + lengths)[:, None])).astype(np.int64)
+    response = (attention * (column >= PROMPT))[:, PROMPT:]
+    ids[np.arange(ROWS), PROMPT + lengths - 1] = END
+    ids = ids * attention
+    logps = (-draw.uniform(0.05, 3, (ROWS, RESPONSE)) * response).astype(np.float32)
+    rewards = draw.uniform(0, 1, ROWS).astype(np.float32)
+    groups = np.repeat(np.arange(ROWS // GROUP), GROUP)
+    spread = (grpo(rewards, groups)[:, None] * response).astype(np.float32)
+    return {
+        "prompts": ids[:, :PROMPT], "responses": ids[:, PROMPT:], "input_ids": ids, "attention_mask": attention,
+        "response_mask": response, "rollout_log_probs": logps, "old_log_probs": logps.copy(),
+        "uid": [f"{number}-{group}" for group in groups], "rewards": rewards, "advantages": spread,
+    }  # fmt: skip
+
+
+def recorded(
+    path: Path, change: Callable[[Step, int], None] = lambda *_: None, steps: int = 5, rate: float | None = None,
+    **flags: Any,
+) -> Diagnosis:  # fmt: skip
+    with Recorder(path, flags=flags) as recorder:
+        for number in range(steps):
+            fields = step_of(number)
+            change(fields, number)
+            aligned = {
+                name: "response" for name in fields if np.shape(fields[name]) == (ROWS, RESPONSE) and name != "responses"
+            }  # fmt: skip
+            with recorder.step(number) as write:
+                write("batch_inputs", fields, alignment=aligned)
+                if rate is not None:
+                    write("training_metrics", {"actor/lr": rate, "actor/grad_norm": 1.0 + 0.1 * number})
+    return diagnosed_path(path) if rate is not None else look(path)
+
+
+def claim_of(diagnosis: Diagnosis, id: str) -> str:
+    found = of(diagnosis, id)
+    return "" if found is None else found.claim
+
+
+# ---- declared numbers
+
+
+def cut_at(size: int) -> Callable[[Step, int], None]:
+    def change(fields: Step, _: int) -> None:
+        """Half of the responses go on to this length, and do not end."""
+        for row in range(0, ROWS, 2):
+            fields["response_mask"][row] = np.arange(RESPONSE) < size
+            fields["attention_mask"][row, PROMPT:] = np.arange(RESPONSE) < size
+            fields["input_ids"][row, PROMPT:] = np.where(np.arange(RESPONSE) < size, 11 + row % 7, 0)
+        fields["responses"] = fields["input_ids"][:, PROMPT:]
+        fields["rollout_log_probs"] = (-0.5 * fields["response_mask"]).astype(np.float32)
+        fields["old_log_probs"] = fields["rollout_log_probs"].copy()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("flags", "change", "rate", "words"),
+    [
+        ({"rollout_n": 6}, None, None, "groups hold 4 answers, and the run states 6"),
+        ({"num_generations": 2}, None, None, "groups hold 4 answers, and the run states 2"),
+        ({"rollout_n": 4}, None, None, ""),
+        ({"max_response_length": 5}, None, None, "responses are longer than their limit: up to 7 tokens"),
+        ({"max_response_length": 8}, None, None, ""),
+        ({"max_response_length": 12}, cut_at(8), None, "responses are cut off at 8 tokens, and the run states a limit of 12"),
+        ({"max_response_length": 8}, cut_at(8), None, ""),
+        ({"lr": 1e-6}, None, 1e-5, "the learning rate is 1e-05, 10 times what the run states (1e-06)"),
+        ({"lr": 1e-6}, None, 5e-7, "the learning rate is 5e-07, 0.5 times what the run states (1e-06)"),
+        ({"lr": 1e-6}, None, 1e-6, ""),
+    ],
+)  # fmt: skip
+def test_declared_numbers_are_held_against_recorded_ones(
+    flags: Any, change: Any, rate: float | None, words: str, tmp_path: Path
+) -> None:
+    found = of(recorded(tmp_path / "d", change or (lambda *_: None), rate=rate, **flags), "D124")
+    assert (found is not None) == bool(words)
+    if found is not None:
+        assert words in found.claim
+        assert found.severity == "warning"
+
+
+def test_a_group_of_which_other_ranks_hold_a_part_is_none_that_is_too_small(tmp_path: Path) -> None:
+    assert claim_of(recorded(tmp_path / "d", rollout_n=8, world_size=2), "D124") == ""
+
+
+@pytest.mark.parametrize(("stated", "words"), [(2, ""), (1, "in 2 epochs, and the run states 1")])
+def test_epochs_are_counted(stated: int, words: str, tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d", flags={"ppo_epochs": stated}) as recorder:
+        for number in range(5):
+            fields = step_of(number)
+            with recorder.step(number) as write:
+                for epoch in range(2):
+                    write("forward_data", {"input_ids": fields["input_ids"], "attention_mask": fields["attention_mask"]},
+                          micro=epoch, epoch=epoch, minibatch=0)  # fmt: skip
+    assert words in claim_of(look(tmp_path / "d"), "D124")
+    assert bool(claim_of(look(tmp_path / "d"), "D124")) == bool(words)
+
+
+# ---- groups that stand twice
+
+
+def in_threes(fields: Step, number: int) -> None:
+    fields["uid"] = [f"{number}-{row // 2}" for row in range(ROWS)]
+
+
+def copied(fields: Step, number: int) -> None:
+    for name, value in fields.items():
+        if name != "uid":
+            value[ROWS // 2 :] = value[: ROWS // 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "severity", "words"),
+    [
+        (in_threes, {"group_size": 4}, "error", "groups hold 2 answers, and the run states 4: the answers of each prompt"),
+        (in_threes, {}, "warning", "each prompt stands in 2 groups of the batch, in all 5 steps"),
+        (copied, {"group_size": 4}, "warning", "with the same answers, in all 5 steps: the batch holds every sample 2"),
+    ],
+)
+def test_groups_of_one_prompt_say_what_parts_them(
+    change: Any, flags: Any, severity: str, words: str, tmp_path: Path
+) -> None:
+    found = of(recorded(tmp_path / "d", change, **flags), "D65")
+    assert found is not None
+    assert found.severity == severity
+    assert words in found.claim
+    assert "ranks" not in found.claim
+
+
+# ---- engine, trainer and reference
+
+
+def reversed_(fields: Step, _: int) -> None:
+    for row in range(ROWS):
+        size = int(fields["response_mask"][row].sum())
+        fields["rollout_log_probs"][row, :size] = fields["old_log_probs"][row, :size][::-1]
+
+
+def shuffled(fields: Step, number: int) -> None:
+    draw = np.random.default_rng(number)
+    for row in range(ROWS):
+        size = int(fields["response_mask"][row].sum())
+        fields["rollout_log_probs"][row, :size] = draw.permutation(fields["old_log_probs"][row, :size])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(reversed_, "in reversed order along the response"), (shuffled, "in another order along the response")],
+)
+def test_the_same_numbers_in_another_order(change: Any, words: str, tmp_path: Path) -> None:
+    found = causes(recorded(tmp_path / "d", change))[0]
+    assert found.id == "D92"
+    assert words in found.claim
+
+
+def noisy(fields: Step, number: int) -> None:
+    draw = np.random.default_rng(number)
+    noise = draw.normal(0, 0.6, fields["old_log_probs"].shape) * fields["response_mask"]
+    fields["rollout_log_probs"] = np.minimum(fields["old_log_probs"] + noise, 0).astype(np.float32)
+
+
+def test_other_numbers_are_in_no_other_order(tmp_path: Path) -> None:
+    assert "order" not in claim_of(recorded(tmp_path / "d", noisy), "D92")
+
+
+def since_a_token(fields: Step, number: int) -> None:
+    """Some rows have a token 17 from which on both sides differ, and no other row has one."""
+    draw = np.random.default_rng(70 + number)
+    some = draw.permutation(ROWS)[: ROWS // 2]
+    for row in range(ROWS):
+        size, ids = int(fields["response_mask"][row].sum()), fields["input_ids"][row, PROMPT:]
+        ids[ids == 17] = 18
+        if row in some:
+            at = 1 + row % 3
+            ids[at] = 17
+            fields["rollout_log_probs"][row, at:size] += draw.choice([-0.5, -0.2, 0.04], size - at)
+    fields["responses"] = fields["input_ids"][:, PROMPT:]
+
+
+@pytest.mark.parametrize(
+    ("some", "words"),
+    [(True, "some of these ids are not what was sampled"), (False, "or has other weights")],
+)
+def test_a_token_from_which_two_sides_part(some: bool, words: str, tmp_path: Path) -> None:
+    def change(fields: Step, number: int) -> None:
+        since_a_token(fields, number)
+        if some:
+            same = (fields["rollout_log_probs"] == fields["old_log_probs"]).all(1)
+            fields["input_ids"][np.flatnonzero(same)[:4], PROMPT + 1] = 17
+
+    found = of(recorded(tmp_path / "d", change), "D09")
+    assert found is not None
+    assert "samples agree up to a token 17, and part there" in found.claim
+    assert words in found.claim
+
+
+def test_a_reference_that_sees_the_padding(tmp_path: Path) -> None:
+    def change(fields: Step, number: int) -> None:
+        pads = (fields["attention_mask"][:, :PROMPT] == 0).sum(1)[:, None]
+        fields["ref_log_prob"] = (fields["old_log_probs"] - 0.6 * pads * fields["response_mask"]).astype(np.float32)
+
+    found = causes(recorded(tmp_path / "d", change))[0]
+    assert found.id == "D15"
+    assert "in samples with left padding alone: the reference sees the padding" in found.claim
+
+
+def test_a_reference_of_other_weights_is_not_said_to_see_padding(tmp_path: Path) -> None:
+    def change(fields: Step, number: int) -> None:
+        draw = np.random.default_rng(50 + number)
+        apart = draw.normal(0, 1.5, (ROWS, RESPONSE)) * fields["response_mask"]
+        fields["ref_log_prob"] = np.minimum(fields["old_log_probs"] + apart, 0).astype(np.float32)
+
+    found: Finding | None = of(recorded(tmp_path / "d", change), "D15")
+    assert found is not None
+    assert "padding" not in found.claim
+
+
+def test_a_ratio_that_overflows_comes_before_what_the_next_micro_batch_holds(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d") as recorder:
+        for number in range(2):
+            fields = step_of(number)
+            shared = {name: fields[name] for name in ("input_ids", "attention_mask", "response_mask", "advantages")}
+            with recorder.step(number) as write:
+                write("batch_inputs", fields)
+                for micro in range(3):
+                    rows = slice(8 * micro, 8 * micro + 8)
+                    policy = fields["old_log_probs"][rows] - 0.3 * fields["response_mask"][rows]
+                    ratio = np.exp(policy - fields["old_log_probs"][rows])
+                    if micro == 1:
+                        ratio = ratio * np.inf
+                    if micro == 2:
+                        policy, ratio = policy * np.nan, ratio * np.nan
+                    write("forward_data", {**{name: value[rows] for name, value in shared.items()},
+                                           "old_log_probs": fields["old_log_probs"][rows], "log_probs": policy,
+                                           "ratio": ratio.astype(np.float32)}, micro=micro)  # fmt: skip
+                    write("loss", {"pg_loss": [0.1, np.inf, np.nan][micro]}, micro=micro)
+    found = of(look(tmp_path / "d"), "D21")
+    assert found is not None
+    assert found.claim.startswith("is_ratio is the first tensor that is not finite")
+    assert "although policy and old log-probabilities are" in found.claim
+
+
+# ---- losses and weights
+
+
+@pytest.mark.parametrize(
+    ("weight", "stated", "severity", "words"),
+    [(0.05, 0.05, "error", "the entropy term has the wrong sign"), (-0.05, 0.05, "", ""),
+     (-0.5, 0.05, "error", "weighs 0.5 in the loss, and the run states a coefficient of 0.05")],
+)  # fmt: skip
+def test_the_entropy_of_steps_with_one_micro_batch(
+    weight: float, stated: float, severity: str, words: str, tmp_path: Path
+) -> None:
+    assert (found := _of_losses(tmp_path, lambda pg, entropy: pg + weight * entropy, "D49", True, stated)) or not words
+    assert found is None or (found.severity == severity and words in found.claim)
+
+
+@pytest.mark.parametrize(("has_entropy", "left_out"), [(True, True), (False, True), (False, False)])
+def test_a_bonus_that_is_left_out_needs_no_recorded_entropy(
+    has_entropy: bool, left_out: bool, tmp_path: Path
+) -> None:
+    def made(pg: float, entropy: float) -> float:
+        return pg if left_out else pg - 0.05 * entropy
+
+    found = _of_losses(tmp_path, made, "D102", has_entropy, 0.05)
+    assert (found is not None) == left_out
+
+
+def _of_losses(path: Path, made: Any, id: str, has_entropy: bool, stated: float) -> Finding | None:
+    with Recorder(path / "d", flags={"entropy_coeff": stated}) as recorder:
+        for number in range(4):
+            fields = step_of(number)
+            mask = fields["response_mask"]
+            entropy = np.random.default_rng(number).uniform(0.5, 1.5, mask.shape).astype(np.float32)
+            mean = float((entropy * mask).sum() / mask.sum())
+            pg = float(-(fields["advantages"] * mask).sum() / mask.sum())
+            with recorder.step(number) as write:
+                write("batch_inputs", fields)
+                more = {"entropys": entropy} if has_entropy else {}
+                named = {name: fields[name] for name in ("input_ids", "attention_mask", "response_mask", "advantages",
+                                                         "old_log_probs")}  # fmt: skip
+                write("forward_data", {**named, "log_probs": fields["old_log_probs"], **more}, micro=0)
+                write("loss", {"pg_loss": pg, "loss": made(pg, mean)}, micro=0)
+    return of(look(path / "d"), id)
+
+
+@pytest.mark.parametrize(
+    ("stated", "by", "words"),
+    [("token", "sequence", "one for each response (the product over its tokens), and the run states one for each token"),
+     ("sequence", "token", "each token's own, and the run states one for each response"),
+     ("token", "token", ""), ("sequence", "sequence", "")],
+)  # fmt: skip
+def test_weights_of_the_level_that_is_stated(stated: str, by: str, words: str, tmp_path: Path) -> None:
+    def change(fields: Step, number: int) -> None:
+        draw = np.random.default_rng(number)
+        apart = draw.normal(0, 0.15, (ROWS, RESPONSE)) * fields["response_mask"]
+        fields["old_log_probs"] = (fields["rollout_log_probs"] + apart).astype(np.float32)
+        logs = apart if by == "token" else apart.sum(1, keepdims=True) * fields["response_mask"]
+        fields["rollout_is_weights"] = np.minimum(np.exp(logs), 2.0).astype(np.float32)
+
+    found = of(recorded(tmp_path / "d", change, rollout_is=stated, rollout_is_threshold=2.0), "D59")
+    assert (found is not None) == bool(words)
+    assert found is None or words in found.claim
