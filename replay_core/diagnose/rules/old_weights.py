@@ -360,7 +360,8 @@ def _of_an_adapter(one: Finding) -> Finding:
         one,
         claim=one.claim.replace(_NOT_UPDATED, "the adapter (LoRA) does not reach the engine, or not all of it"),
         cause="the engine samples with the base model, or with a part of the adapter: it is not merged, not loaded "
-        "(another path or name, some layers alone), or its request does not name it" + (". Of an" + of_async if of_async else ""),
+        "(another path or name, some layers alone), or its request does not name it"
+        + (". Of an" + of_async if of_async else ""),
     )
 
 

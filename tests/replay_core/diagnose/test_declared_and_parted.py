@@ -140,7 +140,12 @@ def copied(fields: Step, number: int) -> None:
 @pytest.mark.parametrize(
     ("change", "flags", "severity", "words"),
     [
-        (in_threes, {"group_size": 4}, "error", "groups hold 2 answers, and the run states 4: the answers of each prompt"),
+        (
+            in_threes,
+            {"group_size": 4},
+            "error",
+            "groups hold 2 answers, and the run states 4: the answers of each prompt",
+        ),
         (in_threes, {}, "warning", "each prompt stands in 2 groups of the batch, in all 5 steps"),
         (copied, {"group_size": 4}, "warning", "with the same answers, in all 5 steps: the batch holds every sample 2"),
     ],
@@ -284,9 +289,7 @@ def test_the_entropy_of_steps_with_one_micro_batch(
 
 
 @pytest.mark.parametrize(("has_entropy", "left_out"), [(True, True), (False, True), (False, False)])
-def test_a_bonus_that_is_left_out_needs_no_recorded_entropy(
-    has_entropy: bool, left_out: bool, tmp_path: Path
-) -> None:
+def test_a_bonus_that_is_left_out_needs_no_recorded_entropy(has_entropy: bool, left_out: bool, tmp_path: Path) -> None:
     def made(pg: float, entropy: float) -> float:
         return pg if left_out else pg - 0.05 * entropy
 
