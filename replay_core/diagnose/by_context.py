@@ -109,10 +109,10 @@ class ByContext(Struct):
         return (
             ", in every step from the first on, before any update, and more, the more tokens stand before: no old "
             "weights",
-            "no temperature and no precision either. The two encode positions differently (another rope_theta, rope scaling "
-            "or position ids), one looks back less far (a sliding window), or one is given another prompt (a BOS, a "
-            "template, a prompt that is cut), or they compute otherwise (another router of experts, other weights, which show "
-            "at the first tokens as well). Print the engine's prompt ids beside the trainer's first",
+            "no temperature and no precision either. The two encode positions differently (another rope_theta, rope "
+            "scaling or position ids), one looks back less far (a sliding window), or one is given another prompt (a "
+            "BOS, a template, a prompt that is cut), or they compute otherwise (another router of experts, other weights, "
+            "which show at the first tokens as well). Print the engine's prompt ids beside the trainer's first",
             [shown("rank correlation of |d| with the tokens before", by_before, f"< {GROWS:g}"),
              shown("mean |d| of first and last third of responses",
                    f"{sizes[places <= third[0]].mean():.3g}, {sizes[places > third[1]].mean():.3g}", "alike")],
@@ -136,8 +136,8 @@ class ByContext(Struct):
             ", in every step from the first on, before any update, and on the first tokens as on the others: the "
             "engine's forward is not the trainer's, by its weights or by its model",
             "no weights that an update left behind. The engine was loaded with another checkpoint (or one that was "
-            "converted wrongly) and no update replaces it; or its model is set up otherwise than the trainer's (experts "
-            "per token, activation, norm)"
+            "converted wrongly) and no update replaces it; or its model is set up otherwise than the trainer's "
+            "(experts per token, activation, norm)"
             + ("" if self.has_one_number else ", or dropout is left on in the trainer's forward")
             + ". Another prompt tells most at the first tokens; precision leaves the two alike",
             [shown(f"mean |d| of the first {FIRST} tokens and of the others",

@@ -81,7 +81,8 @@ class SinceToken(Struct):
                 figures,
             )
         return (
-            f": samples agree up to a token {token}, and part there in all of them: it is another token on one side, or "
+            f": samples agree up to a token {token}, and part there in all of them: it is another token on one "
+            "side, or "
             "has other weights",
             f"the id {token} stands for another token on one side (an added token, another tokenizer, a re-tokenised "
             "text), or its embedding was not sent to the engine (a vocabulary that was resized)",

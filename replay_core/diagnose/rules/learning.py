@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import Struct
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.beside import Fall, at_once, changed_beside
 from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight, largest_norm, stated_number
+from replay_core.diagnose.beside import Fall, at_once, changed_beside
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
@@ -902,12 +902,12 @@ def _fallen(log: RunLog, series: Series, *, judged_alone: bool = False) -> Findi
         series.first(under=(since.before + since.after) / 2 + 1e-12),
         series.shown(since.after, f">= {since.before:.3g}"),
         *figures,
-        cause="the judge changed or broke (time-outs or errors scored 0, other ground truths, another data set or prompts): "
-        "a policy that writes as before is paid less from one step to the next"
+        cause="the judge changed or broke (time-outs or errors scored 0, other ground truths, another data set or "
+        "prompts): a policy that writes as before is paid less from one step to the next"
         if judged
-        else "both are one change of the policy: a term of the loss that outweighs the rest (an entropy bonus, a KL), too "
-        "large updates (learning rate, advantages, clipping), a turned sign; or other prompts. Which began first tells: "
-        "look at the steps before",
+        else "both are one change of the policy: a term of the loss that outweighs the rest (an entropy bonus, a KL), "
+        "too large updates (learning rate, advantages, clipping), a turned sign; or other prompts. Which began first "
+        "tells: look at the steps before",
         next_step=_RECORD,
         steps=[p.step for p in series.points if p.step is not None and p.step >= (since.step or 0)],
     )
@@ -934,9 +934,9 @@ def reward_falls(log: RunLog) -> Finding | None:
     Worth knowing alone where what is asked changes with it, as a logged difficulty, stage of a curriculum or mean
     prompt length says: the reward falls where that does change and not within what follows, or step by step with it
     (rank correlation beyond .6). And where it falls in leaps (4 times what a step changes) and rises between them.
-    Where it falls from one step to the next (one step leaves .6 of what a line leaves) and all that is logged of what is
-    written (entropy, length, KL: two figures and more) is what it was in the five steps that follow, what is paid has
-    changed. Else what changes with it by half and more is said.
+    Where it falls from one step to the next (one step leaves .6 of what a line leaves) and all that is logged of what
+    is written (entropy, length, KL: two figures and more) is what it was in the five steps that follow, what is paid
+    has changed. Else what changes with it by half and more is said.
 
     An error where next to nothing is left (.05 of the first 3 steps) and most responses run into the token limit (.5),
     of which few did at first (under .25), or entropy or mean length come to three times (or a third) of what they were:
@@ -961,9 +961,9 @@ def reward_falls(log: RunLog) -> Finding | None:
             series.first(under=begun / 2),
             series.shown(now, f">= {begun:.3g}"),
             *([] if spike is None else [spike.norms.shown_at(spike.point, f"about {spike.before:.2g}")]),
-            cause="updates take from the policy what it could do: a learning rate too high, a weight decay that shrinks "
-            "the weights, advantages (a sign, a scale) or a clipping that is made wrongly, an entropy bonus that "
-            "outweighs the rest, no KL: these figures alone do not tell which"
+            cause="updates take from the policy what it could do: a learning rate too high, a weight decay that "
+            "shrinks the weights, advantages (a sign, a scale) or a clipping that is made wrongly, an entropy bonus "
+            "that outweighs the rest, no KL: these figures alone do not tell which"
             + (
                 ", until it no longer ends its answers; a higher token limit does not bring the reward back"
                 if runs_into_the_limit(log) is not None

@@ -175,8 +175,8 @@ def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
     (|log ratio| > 1e-3, 8 and more), or where GSPO is stated and it is e to the sum of a response's log ratios. An
     error, too, where it is exactly 1 on all tokens that a later update of the batch has moved (by .02 nats and more),
     and where another figure makes it on 99 % of all tokens, and exp(policy - old) does not on 8 and more: the policy's
-    probability itself, the policy over its reference, a power of 2, e to any one factor of the difference. Worth knowing where it is one for each response
-    (GSPO), and nothing says so.
+    probability itself, the policy over its reference, a power of 2, e to any one factor of the difference. Worth
+    knowing where it is one for each response (GSPO), and nothing says so.
     """
     recorded = given(batch.columns.of("is_ratio"))
     ratio_N, known_N, source = ratios(batch)

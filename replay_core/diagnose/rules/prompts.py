@@ -207,8 +207,11 @@ def same_prompts(case: Case) -> Finding | None:
             shown("steps before they come again", by), shown("prompts of a step", count),
             cause="the data loader goes back to its beginning (an iterator or a sampler that is made or seeded anew, a "
             f"state that is restored again and again) after {by} steps"
-            + (", and the run states that it shuffles" if shuffles else "; right where the data are no more than these, "
-               "and are not shuffled")
+            + (
+                ", and the run states that it shuffles"
+                if shuffles
+                else "; right where the data are no more than these, and are not shuffled"
+            )
             + ": the policy learns a few prompts by heart",
             steps=steps[at:],
         )  # fmt: skip

@@ -93,7 +93,8 @@ def reference_moved(case: Case) -> Finding | None:
             else "info",
             f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}"
             + (
-                ", before any update: the reference has other weights than the policy began with, or is given something else"
+                ", before any update: the reference has other weights than the policy began with, or is given "
+                "something else"
                 if other
                 else ""
             ),

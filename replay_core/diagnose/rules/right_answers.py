@@ -98,9 +98,12 @@ def not_paid(case: Case) -> Finding | None:
     of_right = float(np.concatenate([paid(one)[one.right_B] for one in steps]).mean())
     if of_right >= FOLLOWS:
         return None
-    told = [shown("right answers that have the full score", of_right, f">= {FOLLOWS:g}"),
-            shown("wrong answers that have it", float(np.concatenate([paid(one)[~one.right_B] for one in steps]).mean())),
-            shown("right and wrong answers", f"{right}, {wrong}", None, steps[0].by or "texts and ground truths")]  # fmt: skip
+    of_wrong = float(np.concatenate([paid(one)[~one.right_B] for one in steps]).mean())
+    told = [
+        shown("right answers that have the full score", of_right, f">= {FOLLOWS:g}"),
+        shown("wrong answers that have it", of_wrong),
+        shown("right and wrong answers", f"{right}, {wrong}", None, steps[0].by or "texts and ground truths"),
+    ]
     return _on_other_rows(steps, paid, told) or _of_the_prompt(steps, close, told) or _unpaid(steps, full, low, told)
 
 

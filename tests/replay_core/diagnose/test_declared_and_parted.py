@@ -50,9 +50,8 @@ def recorded(
         for number in range(steps):
             fields = step_of(number)
             change(fields, number)
-            aligned = {
-                name: "response" for name in fields if np.shape(fields[name]) == (ROWS, RESPONSE) and name != "responses"
-            }  # fmt: skip
+            wide = [name for name, value in fields.items() if np.shape(value) == (ROWS, RESPONSE)]
+            aligned = {name: "response" for name in wide if name != "responses"}
             with recorder.step(number) as write:
                 write("batch_inputs", fields, alignment=aligned)
                 if rate is not None:
@@ -90,7 +89,7 @@ def cut_at(size: int) -> Callable[[Step, int], None]:
         ({"rollout_n": 4}, None, None, ""),
         ({"max_response_length": 5}, None, None, "responses are longer than their limit: up to 7 tokens"),
         ({"max_response_length": 8}, None, None, ""),
-        ({"max_response_length": 12}, cut_at(8), None, "responses are cut off at 8 tokens, and the run states a limit of 12"),
+        ({"max_response_length": 12}, cut_at(8), None, "cut off at 8 tokens, and the run states a limit of 12"),
         ({"max_response_length": 8}, cut_at(8), None, ""),
         ({"lr": 1e-6}, None, 1e-5, "the learning rate is 1e-05, 10 times what the run states (1e-06)"),
         ({"lr": 1e-6}, None, 5e-7, "the learning rate is 5e-07, 0.5 times what the run states (1e-06)"),
@@ -118,8 +117,8 @@ def test_epochs_are_counted(stated: int, words: str, tmp_path: Path) -> None:
             fields = step_of(number)
             with recorder.step(number) as write:
                 for epoch in range(2):
-                    write("forward_data", {"input_ids": fields["input_ids"], "attention_mask": fields["attention_mask"]},
-                          micro=epoch, epoch=epoch, minibatch=0)  # fmt: skip
+                    ids = {name: fields[name] for name in ("input_ids", "attention_mask")}
+                    write("forward_data", ids, micro=epoch, epoch=epoch, minibatch=0)
     assert words in claim_of(look(tmp_path / "d"), "D124")
     assert bool(claim_of(look(tmp_path / "d"), "D124")) == bool(words)
 
@@ -317,7 +316,7 @@ def _of_losses(path: Path, made: Any, id: str, has_entropy: bool, stated: float)
 
 @pytest.mark.parametrize(
     ("stated", "by", "words"),
-    [("token", "sequence", "one for each response (the product over its tokens), and the run states one for each token"),
+    [("token", "sequence", "one for each response (the product over its tokens), and the run states one for each"),
      ("sequence", "token", "each token's own, and the run states one for each response"),
      ("token", "token", ""), ("sequence", "sequence", "")],
 )  # fmt: skip

@@ -85,8 +85,7 @@ def test_right_answers_that_are_paid_as_wrong_ones(
         # What a judge takes off by chance has no trait, and texts alone do not say that it is wrong.
         (lambda rights, _rows, draw: rights & (draw.random(len(rights)) < 0.7), False),
         # Paid in part is paid.
-        (lambda rights, rows, _: np.where(rights, 1.0, 0.0) * (1 - 0.2 * np.array([r["output"].count("so") for r in rows])),
-         True),
+        (lambda rights, rows, _: rights * (1 - 0.2 * np.array([row["output"].count("so") for row in rows])), True),
     ],
 )  # fmt: skip
 def test_right_answers_that_are_paid_are_quiet(paid: Any, acc: bool, tmp_path: Path) -> None:
