@@ -111,8 +111,8 @@ class ByContext(Struct):
             "weights",
             "no temperature and no precision either. The two encode positions differently (another rope_theta, rope "
             "scaling or position ids), one looks back less far (a sliding window), or one is given another prompt (a "
-            "BOS, a template, a prompt that is cut), or they compute otherwise (another router of experts, other weights, "
-            "which show at the first tokens as well). Print the engine's prompt ids beside the trainer's first",
+            "BOS, a template, a prompt that is cut), or they compute otherwise (another router of experts, other "
+            "weights, which show at the first tokens as well). Print the engine's prompt ids beside the trainer's",
             [shown("rank correlation of |d| with the tokens before", by_before, f"< {GROWS:g}"),
              shown("mean |d| of first and last third of responses",
                    f"{sizes[places <= third[0]].mean():.3g}, {sizes[places > third[1]].mean():.3g}", "alike")],

@@ -57,8 +57,8 @@ def _groups(case: Case, looked: list[bool]) -> Iterator[Finding]:
         name = next((one for one in ("input_ids", "advantages") if batch.columns.ref(one) is not None), "input_ids")
         keys = batch.laid.keys_of(name)
         ranks |= {None if key is None else key.rank for key in keys}
-        if any(key is not None and key.epoch for key in keys):
-            batch = batch.once
+        # Every epoch over the batch may be recorded, with a number or without.
+        batch = batch.once
         if batch.group_B is None:
             continue
         sizes |= set(np.bincount(batch.group_B).tolist())

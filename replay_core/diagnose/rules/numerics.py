@@ -89,8 +89,9 @@ def not_finite(case: Case) -> Finding | None:
     """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, and micro-batch by
     micro-batch modules, log-probabilities, ratio, losses, gradients; norm, parameters): the first NaN or infinity on
     a token that counts is an error and is where to look; later ones follow from it. One only outside the mask is worth
-    saying (info). Sentinels a framework writes for "none" do not count. A warning where another record of the rewards has them, the rewards are the same numbers
-    elsewhere, and one number stands in their place: what could not be scored is trained on as if it were.
+    saying (info). Sentinels a framework writes for "none" do not count. A warning where another record of
+    the rewards has them, the rewards are the same numbers elsewhere, and one number stands in their place: what could
+    not be scored is trained on as if it were.
     """
     bad: list[_Bad] = []
     steps: list[int] = []

@@ -128,7 +128,7 @@ def _of_a_queue(age: Callable[[int], float]) -> str:
     ("age", "words"),
     [
         (lambda n: 1.0 + n // 2, "samples get ever older: staleness_mean"),
-        (lambda n: 1.0 + n, "by one in each step: no update reaches the engine any more"),
+        (lambda n: 1.0 + n, "by one in each step: what is trained on is of weights that stand still"),
     ],
     ids=["a queue", "no update"],
 )
