@@ -62,7 +62,7 @@ def _groups(case: Case, looked: list[bool]) -> Iterator[Finding]:
         if batch.group_B is None:
             continue
         sizes |= set(np.bincount(batch.group_B).tolist())
-        steps.append(batch.step)
+        steps += [] if batch.step is None else [batch.step]
         where = where or batch.laid.where(batch.columns.reward_name, sample=0)
         prompts = batch.prompt_B
         if prompts is not None and np.unique(prompts).size != np.unique(batch.group_B).size:

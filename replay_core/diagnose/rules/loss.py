@@ -21,7 +21,7 @@ from replay_core.diagnose.batch import StepBatch, largest_advantage, worked_out_
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.compared import disagrees
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, look_at, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, look_at, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -453,18 +453,25 @@ def off_by(case: Case) -> Finding | None:
     An error, too, where the logged KL loss of all micro-batches (4 and more) is a sum over tokens and no mean of them,
     and the recorder's settings of the loss state a mean; a warning where an aggregation of the loss is stated. And a
     warning where the logged KL or entropy loss is the sum over its tokens divided by every slot of padded responses.
+
+    An error where all losses are one reduction but for 3 micro-batches and more, of one rank, of one place in their
+    update, or from some step on.
     """
     told = summed_kl(case) or over_slots(case) or undivided(case) or _not_divided(case) or _uneven_steps(case)
     if told is not None:
         return told
     off: list[_Recomputed] = []
+    every: list[_Recomputed] = []
     fine = 0
     for batch in case.batches():
         here = _recomputed(batch)
+        every += here
         if _agreeing(here):
             fine += 1
         else:
             off += here
+    if (in_part := _in_part(every)) is not None:
+        return in_part
     skip_if(not off, "every loss is a reduction that is known, or none is logged with its tokens")
     if fine > len({part.step for part in off}):
         return None  # what holds in most steps is no line of code that is wrong
@@ -480,6 +487,58 @@ def off_by(case: Case) -> Finding | None:
         )  # fmt: skip
     elif not any(part.exact for part in off):
         raise Skip("`loss` may hold other terms, or ratios that are not recorded")
+    return None
+
+
+#: Micro-batches whose loss is one reduction, and such that are off it, before what parts them is no chance; and by what
+#: share they are off at least.
+RIGHT, WRONG, APART = 4, 3, 0.02
+
+
+def _in_part(every: list[_Recomputed]) -> Finding | None:
+    """Losses that are one reduction of their tokens but for those of one rank, of one place among the micro-batches, or
+    from some step on, which are another number.
+    """
+    told = [part for part in every if part.exact and abs(part.value) > 100 * FLOOR]
+    best: tuple[int, str, list[_Recomputed], list[_Recomputed]] | None = None
+    for name in _names(told):
+        own = [part for part in told if abs(part.made[name]) > 100 * FLOOR]
+        right = [part for part in own if _agree(part.made[name], part.value)]
+        wrong = [part for part in own if abs(part.value - part.made[name]) > APART * abs(part.made[name])]
+        whole = len(right) + len(wrong) == len(own) == len(told)
+        if whole and len(right) >= RIGHT and len(wrong) >= WRONG and (best is None or len(right) > best[0]):
+            best = len(right), name, right, wrong
+    if best is None:
+        return None
+    _, name, right, wrong = best
+    which = _set_apart(right, wrong)
+    if which is None:
+        return None
+    times = [part.value / part.made[name] for part in wrong]
+    factor = float(np.median(times))
+    is_one = all(abs(one - factor) <= 1e-3 * abs(factor) for one in times)
+    first = wrong[0]
+    return error(
+        f"{first.where.tensor} is {name}, but for {len(wrong)} micro-batches, those {which}"
+        + (f": it is {_in_times(factor) if factor < 0 else f'{factor:.4g} times'} that there" if is_one else ""),
+        first.where,
+        shown("logged", first.value, f"{first.made[name]:.6g}", first.file),
+        shown("micro-batches that are that reduction", len(right)), shown("that are not", len(wrong)),
+        cause="what makes the loss there is not what makes it elsewhere: a weight, a mask or a denominator of one rank "
+        "or of a last, smaller micro-batch; or something that was changed in the run",
+        steps=sorted({part.step for part in wrong if part.step is not None}),
+    )  # fmt: skip
+
+
+def _set_apart(right: list[_Recomputed], wrong: list[_Recomputed]) -> str | None:
+    """What all wrong ones share and no right one does: a rank, a place, or that they come from some step on."""
+    for what, of in (("rank", "rank"), ("micro-batch", "micro")):
+        mine, others = ({getattr(part.where, of) for part in each} for each in (wrong, right))
+        if None not in mine and not mine & others:
+            return f"of {what} {listed(sorted(mine))}"
+    steps, before = ([part.step for part in each if part.step is not None] for each in (wrong, right))
+    if steps and before and len(set(steps)) > 1 and min(steps) > max(before):
+        return f"from step {min(steps)} on"
     return None
 
 

@@ -331,3 +331,41 @@ def test_weights_of_the_level_that_is_stated(stated: str, by: str, words: str, t
     found = of(recorded(tmp_path / "d", change, rollout_is=stated, rollout_is_threshold=2.0), "D59")
     assert (found is not None) == bool(words)
     assert found is None or words in found.claim
+
+
+def _last(step: int, micro: int) -> float:
+    return 2.0 if micro == 2 else 1.0
+
+
+def _late(step: int, micro: int) -> float:
+    return 0.5 if step >= 3 else 1.0
+
+
+def _by_chance(step: int, micro: int) -> float:
+    return 2.0 if (3 * step + micro) % 4 == 0 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [(_last, "those of micro-batch 2: it is 2 times that there"), (_late, "those from step 3 on: it is 0.5 times that"),
+     (_by_chance, ""), (lambda *_: 1.0, "")],
+)  # fmt: skip
+def test_losses_of_some_micro_batches_are_others(times: Any, words: str, tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d", flags={"loss_agg_mode": "token-mean"}) as recorder:
+        for number in range(5):
+            fields = step_of(number)
+            # Advantages that are not centred in a micro-batch.
+            fields["advantages"] = (fields["advantages"] + 0.3 * fields["response_mask"]).astype(np.float32)
+            with recorder.step(number) as write:
+                write("batch_inputs", fields)
+                for micro in range(3):
+                    rows = slice(8 * micro, 8 * micro + 8)
+                    named = {name: fields[name][rows] for name in ("input_ids", "attention_mask", "response_mask",
+                                                                   "advantages", "old_log_probs")}  # fmt: skip
+                    write("forward_data", {**named, "log_probs": named["old_log_probs"]}, micro=micro)
+                    mask = named["response_mask"]
+                    loss = float(-(named["advantages"] * mask).sum() / mask.sum()) * times(number, micro)
+                    write("loss", {"pg_loss": loss, "loss": loss}, micro=micro)
+    found = [one for one in look(tmp_path / "d").findings if one.id == "D28" and one.severity == "error"]
+    assert bool(found) == bool(words)
+    assert not found or words in found[0].claim
