@@ -189,7 +189,8 @@ def _rate(case: Case, looked: list[bool]) -> Iterator[Finding]:
         return
     looked[0] = True
     values = series.finite
-    rests = max(values) - min(values) <= 1e-9 * max(values)
+    # What rests below it may be what a schedule has come to, where the run began before.
+    rests = max(values) - min(values) <= 1e-9 * max(values) and series.points[0].step in (0, 1)
     most = max(values)
     if not (most > (1 + CLOSE) * stated or (rests and 0 < most < (1 - CLOSE) * stated)):
         return

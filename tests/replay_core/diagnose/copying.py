@@ -177,7 +177,7 @@ def run(
                     "reward": rewards.mean() * (8 if fault == "reward-summed" else 1), "reward_max": rewards.max(),
                     "pg": pg, "advantage": (a * counted).sum() / counted.sum(),
                     "kl": float(((old - ref) * m).sum() / m.sum()),
-                    "value": float((fields["values"] * m).sum() / m.sum()) if fields else 0.0, "lr": 1e-3,
+                    "value": float((fields["values"] * m).sum() / m.sum()) if fields else 0.0, "lr": lr,
                 }  # fmt: skip
                 record("training_metrics", {name: float(metrics[what]) for what, name in (log or {}).items()})
         if fault not in ("policy-stands",):
