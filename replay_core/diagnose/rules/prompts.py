@@ -165,8 +165,8 @@ def same_prompts(case: Case) -> Finding | None:
     set that 3 steps and more to the last have, after others. Sets that come again once in the same order, in 3 steps
     and more, before new ones or none, are worth knowing, and a warning where the run states that it shuffles: a small
     data set that it does not shuffle looks so, too. A warning where a cycle of several steps comes again twice and
-    more, in the same order, to the last of 5 steps and more, and the run states that it shuffles; worth knowing where
-    it does not. Steps that train on the rollouts of an earlier one are left out.
+    more, in the same order, to the last of 5 steps and more, and the run states that it shuffles. Steps that train on
+    the rollouts of an earlier one are left out.
     """
     steps: list[int] = []
     sets: list[frozenset[bytes]] = []
@@ -197,9 +197,8 @@ def same_prompts(case: Case) -> Finding | None:
     shuffled = by_group and len({tuple(each) for each in turns}) > len(turns) / 2
     # Parts of a small data set that nobody shuffles take turns as well.
     cycles = by > 1 and at == by and again == len(sets) - at >= CYCLES * by and len(steps) >= LONG
-    if cycles and _in_order(turns, by):
-        return finding(
-            "warning" if shuffles else "info",
+    if shuffles and cycles and _in_order(turns, by):
+        return warning(
             f"the prompts begin again every {by} steps: the same {len(frozenset[bytes]().union(*sets))} of them, in "
             f"the same order, in all {len(steps)} steps",
             where,
@@ -207,12 +206,7 @@ def same_prompts(case: Case) -> Finding | None:
             shown("steps before they come again", by), shown("prompts of a step", count),
             cause="the data loader goes back to its beginning (an iterator or a sampler that is made or seeded anew, a "
             f"state that is restored again and again) after {by} steps"
-            + (
-                ", and the run states that it shuffles"
-                if shuffles
-                else "; right where the data are no more than these, and are not shuffled"
-            )
-            + ": the policy learns a few prompts by heart",
+            ", and the run states that it shuffles: the policy learns a few prompts by heart",
             steps=steps[at:],
         )  # fmt: skip
     # One prompt alone may be drawn twice.
