@@ -205,8 +205,8 @@ def same_prompts(case: Case) -> Finding | None:
             shown("steps with prompts of an earlier one", share(again, len(steps)), "none"),
             shown("steps before they come again", by), shown("prompts of a step", count),
             cause="the data loader goes back to its beginning (an iterator or a sampler that is made or seeded anew, a "
-            f"state that is restored again and again) after {by} steps"
-            ", and the run states that it shuffles: the policy learns a few prompts by heart",
+            f"state that is restored again and again) after {by} steps, and the run states that it shuffles: the "
+            "policy learns a few prompts by heart",
             steps=steps[at:],
         )  # fmt: skip
     # One prompt alone may be drawn twice.
