@@ -21,7 +21,7 @@ def _rollout(folder: Path, paid: Any, *, acc: bool = True, steps: int = 5) -> Di
     folder.mkdir()
     for step in range(1, steps + 1):
         draw = np.random.default_rng(step)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for prompt in range(PROMPTS):
             truth = str(draw.integers(10, 99))
             for _ in range(SIZE):
