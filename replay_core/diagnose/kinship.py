@@ -310,7 +310,6 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
     ):
         longer = np.bincount(rows)[rows] > 1
         yield _Transform(what, cause, np.where(longer, summed_K, np.nan))
-    yield from _reordered(x_K, y_K, rows)
     low_K, high_K = (_extreme(x_K, rows, pick) for pick in (np.minimum, np.maximum))
     if np.ptp(x_K) > 1e-3 and float((high_K - low_K).max()) <= 1e-6:
         yield _Transform(
@@ -337,6 +336,8 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
     found_B = whose(batch, suspect, model) if len(batch) <= ROWS else None
     if found_B is not None:
         yield _Transform(*of_rows(found_B), _other_rows(batch, model, at_K, found_B))
+    # The same numbers in any order are those of a shift as well.
+    yield from _reordered(x_K, y_K, rows)
 
 
 def _reordered(x_K: Array, y_K: Array, rows: Array) -> Iterator[_Transform]:

@@ -185,6 +185,18 @@ def test_the_same_numbers_in_another_order(change: Any, words: str, tmp_path: Pa
     assert words in found.claim
 
 
+def rolled(fields: Step, _: int) -> None:
+    for row in range(ROWS):
+        size = int(fields["response_mask"][row].sum())
+        fields["rollout_log_probs"][row, :size] = np.roll(fields["old_log_probs"][row, :size], 1)
+
+
+def test_a_shift_is_called_one_before_it_is_another_order(tmp_path: Path) -> None:
+    found = causes(recorded(tmp_path / "d", rolled))[0]
+    assert found.id == "D08"
+    assert "shifted by" in found.claim
+
+
 def noisy(fields: Step, number: int) -> None:
     draw = np.random.default_rng(number)
     noise = draw.normal(0, 0.6, fields["old_log_probs"].shape) * fields["response_mask"]
