@@ -271,7 +271,8 @@ def _another_ratio(batch: StepBatch, recorded: Column, logs_N: Array, known_N: A
     base_N = odd_N & (np.abs(logs_N) <= np.median(size)) & np.isfinite(told_N)
     times = float(told_N[base_N] @ logs_N[base_N]) / max(float(logs_N[base_N] @ logs_N[base_N]), 1e-30)
     if (
-        abs(abs(times) - 1) > FACTOR
+        abs(times) > FACTOR
+        and abs(abs(times) - 1) > FACTOR
         and (np.abs(told_N - times * logs_N) <= 1e-3 * np.abs(times * logs_N) + 1e-3)[odd_N].mean() >= 0.99
     ):
         return error(

@@ -27,7 +27,7 @@ UNPAID, SOME = 8, 0.1
 _TAG = regex(r"<[^<>]{1,20}>")
 
 
-class _Step(Struct, frozen=True):
+class _PaidStep(Struct, frozen=True):
     """A step's samples [B]: their scores, which answers are right, the group (or prompt) each is of, and forms of
     answers (its marks without words), where texts tell them.
     """
@@ -44,7 +44,7 @@ class _Step(Struct, frozen=True):
         return int(self.group_B.max()) + 1
 
 
-def _steps(case: Case) -> list[_Step]:
+def _steps(case: Case) -> list[_PaidStep]:
     found = []
     for batch in case.batches():
         score_B = batch.reward_B
@@ -65,7 +65,7 @@ def _steps(case: Case) -> list[_Step]:
                 continue
             group_B = np.unique(np.array(asked, dtype=object), return_inverse=True)[1]
         forms = None if texts is None else ["".join(_TAG.findall(text)) for text in texts]
-        found.append(_Step(batch, score_B, told_B > 0, np.asarray(group_B), forms, name))
+        found.append(_PaidStep(batch, score_B, told_B > 0, np.asarray(group_B), forms, name))
     return found
 
 
@@ -92,7 +92,7 @@ def not_paid(case: Case) -> Finding | None:
         return None
     close = 1e-6 * max(abs(full), abs(low), 1e-6)
 
-    def paid(one: _Step) -> Array:
+    def paid(one: _PaidStep) -> Array:
         return one.score_B >= full - close
 
     of_right = float(np.concatenate([paid(one)[one.right_B] for one in steps]).mean())
@@ -107,7 +107,7 @@ def not_paid(case: Case) -> Finding | None:
     return _on_other_rows(steps, paid, told) or _of_the_prompt(steps, close, told) or _unpaid(steps, full, low, told)
 
 
-def _on_other_rows(steps: list[_Step], paid: Callable[[_Step], Array], told: list[Evidence]) -> Finding | None:
+def _on_other_rows(steps: list[_PaidStep], paid: Callable[[_PaidStep], Array], told: list[Evidence]) -> Finding | None:
     """Full scores that are as many as right answers, in each group or step, and lie elsewhere."""
     for what, key in (("group", lambda one: one.group_B), ("step", lambda one: np.zeros(len(one.right_B), int))):
         pairs = []
@@ -140,7 +140,7 @@ def _on_other_rows(steps: list[_Step], paid: Callable[[_Step], Array], told: lis
     return None
 
 
-def _order(one: _Step, paid_B: Array) -> str:
+def _order(one: _PaidStep, paid_B: Array) -> str:
     """The order that puts the full scores on the right answers; empty where none is known."""
     size = len(paid_B)
     each = np.arange(size)
@@ -151,10 +151,10 @@ def _order(one: _Step, paid_B: Array) -> str:
     return ""
 
 
-def _of_the_prompt(steps: list[_Step], close: float, told: list[Evidence]) -> Finding | None:
+def _of_the_prompt(steps: list[_PaidStep], close: float, told: list[Evidence]) -> Finding | None:
     """One score for all answers of a prompt, right and wrong ones."""
     alike = mixed = 0
-    first: tuple[_Step, int] | None = None
+    first: tuple[_PaidStep, int] | None = None
     for one in steps:
         for group in range(one.groups):
             rows = np.flatnonzero(one.group_B == group)
@@ -178,7 +178,7 @@ def _of_the_prompt(steps: list[_Step], close: float, told: list[Evidence]) -> Fi
     )
 
 
-def _unpaid(steps: list[_Step], full: float, low: float, told: list[Evidence]) -> Finding | None:
+def _unpaid(steps: list[_PaidStep], full: float, low: float, told: list[Evidence]) -> Finding | None:
     """Right answers that have no more than wrong ones have, and what sets them apart."""
     wrong = np.concatenate([one.score_B[~one.right_B] for one in steps])
     most = float(np.median(wrong))
@@ -186,7 +186,7 @@ def _unpaid(steps: list[_Step], full: float, low: float, told: list[Evidence]) -
     if full - most < 0.2 * (full - low):
         return None
     apart, unpaid, right = Apart(), 0, 0
-    first: tuple[_Step, int] | None = None
+    first: tuple[_PaidStep, int] | None = None
     paid_forms = {
         form for one in steps if one.forms is not None
         for form, is_paid in zip(one.forms, one.right_B & (one.score_B >= full - close), strict=True) if is_paid

@@ -381,3 +381,18 @@ def test_losses_of_some_micro_batches_are_others(times: Any, words: str, tmp_pat
     found = [one for one in look(tmp_path / "d").findings if one.id == "D28" and one.severity == "error"]
     assert bool(found) == bool(words)
     assert not found or words in found[0].claim
+
+
+@pytest.mark.parametrize(("times", "words"), [(400.0, "e to 400 times the difference"), (1.0, "")])
+def test_a_log_ratio_that_is_scaled_is_solved_for(times: float, words: str, tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d") as recorder:
+        for number in range(3):
+            fields = step_of(number)
+            moved = np.random.default_rng(number).normal(0, 0.02, (ROWS, RESPONSE)) * fields["response_mask"]
+            names = ("input_ids", "attention_mask", "response_mask", "advantages", "old_log_probs")
+            with recorder.step(number) as write:
+                write("forward_data", {**{name: fields[name] for name in names},
+                                       "log_probs": (fields["old_log_probs"] + moved).astype(np.float32),
+                                       "ratio": np.exp(times * moved).astype(np.float32)}, micro=0)  # fmt: skip
+    assert words in claim_of(look(tmp_path / "d"), "D61")
+    assert bool(claim_of(look(tmp_path / "d"), "D61")) == bool(words)
