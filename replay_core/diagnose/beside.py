@@ -74,7 +74,8 @@ def changed_beside(log: RunLog, fall: Fall) -> tuple[list[str], list[str], list[
         room = max(SAME * abs(a), MADS * waver)
         if abs(b - a) <= room:
             same.append(_WORDS[signal])
-        if abs(end - a) > room and (abs(end) > OTHER * abs(a) or OTHER * abs(end) < abs(a)):
+        # A KL to the reference grows as a policy learns.
+        if signal != "kl" and abs(end - a) > room and (abs(end) > OTHER * abs(a) or OTHER * abs(end) < abs(a)):
             other.append(f"{_WORDS[signal]} goes from {a:.3g} to {end:.3g}")
         told.append(shown(f"{series.name} before it, in the {AROUND} steps from it on, and at the end",
                           f"{a:.3g}, {b:.3g}, {end:.3g}"))  # fmt: skip

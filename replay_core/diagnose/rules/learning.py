@@ -892,7 +892,9 @@ def _fallen(log: RunLog, series: Series, *, judged_alone: bool = False) -> Findi
     if not judged and (judged_alone or not other):
         return None
     when = f" at once at step {fall.step}" if fall is not None else ""
-    return warning(
+    return finding(
+        # Three quarters of it are what is left where prompts get harder.
+        "info" if since.before > 0 and since.after > 0.75 * since.before else "warning",
         f"{series.name} falls{when} from {since.before:.3g} to {since.after:.3g}, "
         + (
             f"and {' and '.join(same[:3])} are what they were: what is paid is another, not what is written"
