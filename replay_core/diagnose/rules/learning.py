@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight, largest_norm, stated_number
-from replay_core.diagnose.beside import Fall, at_once, changed_beside
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
@@ -881,49 +880,6 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     )
 
 
-def _fallen(log: RunLog, series: Series, *, judged_alone: bool = False) -> Finding | None:
-    """A reward that falls at once, or beside other figures that change with it. `judged_alone`: the former alone."""
-    fall = at_once(series)
-    since = fall or _half_way(series)
-    if since is None:
-        return None
-    same, other, figures = changed_beside(log, since)
-    judged = fall is not None and len(same) > 1 and len(same) == len(figures) and not other
-    if not judged and (judged_alone or not other):
-        return None
-    when = f" at once at step {fall.step}" if fall is not None else ""
-    return finding(
-        # Three quarters of it are what is left where prompts get harder.
-        "info" if since.before > 0 and since.after > 0.75 * since.before else "warning",
-        f"{series.name} falls{when} from {since.before:.3g} to {since.after:.3g}, "
-        + (
-            f"and {' and '.join(same[:3])} are what they were: what is paid is another, not what is written"
-            if judged
-            else "while " + ", and ".join(other[:2])
-        ),
-        series.first(under=(since.before + since.after) / 2 + 1e-12),
-        series.shown(since.after, f">= {since.before:.3g}"),
-        *figures,
-        cause="the judge changed or broke (time-outs or errors scored 0, other ground truths, another data set or "
-        "prompts): a policy that writes as before is paid less from one step to the next"
-        if judged
-        else "both are one change of the policy: a term of the loss that outweighs the rest (an entropy bonus, a KL), "
-        "too large updates (learning rate, advantages, clipping), a turned sign; or other prompts. Which began first "
-        "tells: look at the steps before",
-        next_step=_RECORD,
-        steps=[p.step for p in series.points if p.step is not None and p.step >= (since.step or 0)],
-    )
-
-
-def _half_way(series: Series) -> Fall | None:
-    """The fall of a reward over several steps, dated at its middle."""
-    values = series.finite
-    before, after = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
-    points = [point for point in series.points if math.isfinite(point.value)]
-    number = next((at for at, one in enumerate(points) if at >= 3 and one.value < (before + after) / 2), None)
-    return None if number is None else Fall(points[number].step, number, before, after)
-
-
 @rule("L08", "the reward falls", link="trend", scope="signals", needs=("reward",), explains=("D01", "D20"),
       source="rldbg; Mann-Kendall (p = 0.005)")  # fmt: skip
 def reward_falls(log: RunLog) -> Finding | None:
@@ -936,10 +892,6 @@ def reward_falls(log: RunLog) -> Finding | None:
     Worth knowing alone where what is asked changes with it, as a logged difficulty, stage of a curriculum or mean
     prompt length says: the reward falls where that does change and not within what follows, or step by step with it
     (rank correlation beyond .6). And where it falls in leaps (4 times what a step changes) and rises between them.
-    Where it falls from one step to the next (one step leaves .6 of what a line leaves) and all that is logged of what
-    is written (entropy, length, KL: two figures and more) is what it was in the five steps that follow, what is paid
-    has changed. Else what changes with it by half and more is said.
-
     An error where next to nothing is left (.05 of the first 3 steps) and most responses run into the token limit (.5),
     of which few did at first (under .25), or entropy or mean length come to three times (or a third) of what they were:
     the policy has fallen apart.
@@ -980,8 +932,6 @@ def reward_falls(log: RunLog) -> Finding | None:
         (at for at in range(len(values) // 3, len(values) - 2) if at and least[at - 1] - most[at] > far), None
     )
     if broken is not None:
-        if harder is None and (told := _fallen(log, series, judged_alone=True)) is not None:
-            return told
         point = [p for p in series.points if math.isfinite(p.value)][broken]
         return finding(
             "warning" if harder is None else "info",
@@ -1036,8 +986,6 @@ def reward_falls(log: RunLog) -> Finding | None:
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         random = _gets_random(log)
         leaps = learns_between(values) if harder is None else []
-        if harder is None and not leaps and (told := _fallen(log, series)) is not None:
-            return told
         return finding(
             "info" if harder is not None or leaps or (before > 0 and now > 0.75 * before) else "warning",
             f"{series.name} falls from {before:.3g} to {now:.3g}: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -397,45 +396,3 @@ def test_a_log_ratio_that_is_scaled_is_solved_for(times: float, words: str, tmp_
                                        "ratio": np.exp(times * moved).astype(np.float32)}, micro=0)  # fmt: skip
     assert words in claim_of(look(tmp_path / "d"), "D61")
     assert bool(claim_of(look(tmp_path / "d"), "D61")) == bool(words)
-
-
-def _log(path: Path, change: Any) -> Diagnosis:
-    draw = np.random.default_rng(4)
-    rows = []
-    for number in range(30):
-        row = {"reward": 0.7 + 0.05 * draw.normal(), "entropy": 0.8 + 0.02 * draw.normal(),
-               "completions/mean_length": 200 + 4 * draw.normal(), "kl": 0.01, "grad_norm": 1.0, "step": number}  # fmt: skip
-        change(row, number, draw)
-        rows.append({name: float(value) for name, value in row.items()})
-    path.mkdir()
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return diagnosed_path(path / "metrics.jsonl")
-
-
-def _judge(row: Step, number: int, draw: Any) -> None:
-    row["reward"] -= 0.4 * (number >= 14)
-
-
-def _noise(row: Step, number: int, draw: Any) -> None:
-    row["reward"] -= 0.02 * max(number - 8, 0)
-    row["entropy"] += 0.1 * max(number - 8, 0)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (_judge, "are what they were: what is paid is another"),
-        (_noise, "while the entropy goes from"),
-    ],
-)
-def test_what_changes_beside_a_reward_that_falls(change: Any, words: str, tmp_path: Path) -> None:
-    assert words in claim_of(_log(tmp_path / "d", change), "L08")
-
-
-def test_a_mismatch_that_leaps_is_no_growth(tmp_path: Path) -> None:
-    def change(row: Step, number: int, draw: Any) -> None:
-        row["sampling/sampling_logp_difference/mean"] = (0.2 if number >= 12 else 1e-6) * (1 + 0.1 * draw.random())
-
-    claim = claim_of(_log(tmp_path / "d", change), "D09")
-    assert "at once from step 12 on" in claim
-    assert "it grows with the updates" not in claim
