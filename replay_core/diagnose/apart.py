@@ -80,14 +80,20 @@ class Apart(Struct):
         return None
 
 
+def response_sizes(batch: StepBatch) -> tuple[str, Array] | None:
+    """How long each response is [B], behind the unit: tokens, or characters where texts alone are known."""
+    if batch.tokens_N is not None and batch.response_N is not None:
+        return "tokens", batch.flat.count(batch.response_N).astype(np.float64)
+    texts = batch.columns.texts("response_text")
+    return None if texts is None else ("characters", np.array([float(len(text)) for text in texts]))
+
+
 def _numbers(batch: StepBatch) -> Iterator[tuple[str, Array]]:
-    response_N, texts = batch.response_N, batch.columns.texts("response_text")
+    response_N = batch.response_N
+    if (sizes := response_sizes(batch)) is not None:
+        yield f"whose response is {{}} {{:g}} {sizes[0]}", sizes[1]
     if batch.tokens_N is not None and response_N is not None:
-        sizes_B, heads_B = batch.flat.count(response_N), batch.flat.first(response_N)
-        yield "whose response is {} {:g} tokens", sizes_B.astype(np.float64)
-        yield "whose prompt is {} {:g} tokens", heads_B.astype(np.float64)
-    elif texts is not None:
-        yield "whose response is {} {:g} characters", np.array([float(len(text)) for text in texts])
+        yield "whose prompt is {} {:g} tokens", batch.flat.first(response_N).astype(np.float64)
     if (pads_B := batch.laid.left_pads_B) is not None:
         yield "whose left padding is {} {:g} tokens", pads_B.astype(np.float64)
     if (version_B := batch.columns.per_sample("weight_version")) is not None:

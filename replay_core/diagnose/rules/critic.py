@@ -51,10 +51,12 @@ def _no_nearer(explained: list[float], errors: list[float]) -> bool:
     """Whether a critic explains nothing in its later half and comes no nearer: its error stays what it was; or, where
     no error is known, what it says is worse than nothing by half the variance, and stays so.
     """
-    half = len(explained) // 2
+    half, few = len(explained) // 2, max(len(explained) // 4, 2)
     now = median(explained[half:])
-    still = len(errors) > half and median(errors[half:]) >= NO_NEARER * median(errors[: max(half // 2, 2)])
-    begun = median(explained[: max(half // 2, 2)])
+    # Of a short run the end tells more than the later half: a large error of its first steps takes its time.
+    least = NO_NEARER * median(errors[:few]) if errors else 0.0
+    still = len(errors) > half and min(median(errors[half:]), median(errors[-few:])) >= least
+    begun = median(explained[:few])
     return (now <= 0.02 and still) or (not errors and now < -0.5 and now < 0.7 * begun)
 
 

@@ -34,6 +34,8 @@ from replay_core.objectives import advantages, policy_loss, reductions
 
 #: Relative agreement of a recomputed loss, and an absolute floor for losses that cancel.
 CLOSE, FLOOR = 1e-4, 1e-6
+#: A loss so far from 0 tells a constant that it was divided by.
+TELLS = 100 * FLOOR
 #: How many times the weight of another a token may have through its micro-batch's own denominator. Micro-batches of
 #: genuine runs lie within 1.6.
 UNEVEN = 3.0
@@ -215,6 +217,9 @@ def reduction(batch: StepBatch) -> Finding | None:
             "rows that are padded to one width comes to the same, and counts padding",
             next_step="rldbg diagnose --explain D28",
         )
+    if batch.laid.algorithm.averaged == "constant":
+        least = max(abs(part.value) for part in parts)
+        skip_if(least <= TELLS, "the run states a sum over a constant, and a loss next to 0 does not tell which")
     if not exact or batch.laid.algorithm.is_distilled:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
     worst = [f"{name} {value:.6g}" for name, value in first.made.items()][:3]
@@ -383,7 +388,7 @@ def _constant(parts: list[_MicroLoss]) -> float | None:
     """What every micro-batch's token sum is divided by, where it is one whole number of whole samples: the samples
     times a length no response exceeds.
     """
-    found = {round(part.total / part.value, 2) for part in parts if abs(part.value) > 100 * FLOOR}
+    found = {round(part.total / part.value, 2) for part in parts if abs(part.value) > TELLS}
     if not found or not max(found) - min(found) <= 2e-3 * abs(max(found)) < math.inf:
         return None
     constant = round(max(found))

@@ -430,7 +430,18 @@ def first_metric(log: RunLog) -> Finding | None:
         )  # fmt: skip
     after = [p.value for p in series.points if p.step is not None and steps and p.step > steps[0]]
     recovered = bool(after) and all(map(math.isfinite, after))
-    if (scale := _sinks(log)) is not None:
+    scale = _sinks(log)
+    if scale is not None and len(steps) <= RARE * len(series.points) and scale.finite[-1] >= LEAST_SCALE:
+        return info(
+            f"fp16 gradients overflow now and then: {len(steps)} of {len(series.points)} steps are skipped, and "
+            f"{scale.name} comes down to {scale.finite[-1]:.4g}",
+            point.where(series.name),
+            *broken.evidence,
+            cause="the loss scale looks for what the gradients of this model bear, which is its work: it is halved at "
+            "each overflow and doubled only after some thousand steps; watch that it settles",
+            steps=steps,
+        )
+    if scale is not None:
         return error(
             f"fp16 gradients overflow: grad_norm is not finite in {len(steps)} of {len(series.points)} steps, "
             "which are "
@@ -465,6 +476,11 @@ def first_metric(log: RunLog) -> Finding | None:
         "parameter; rldbg replay rldbg-dump --backward repeats it",
         steps=steps,
     )
+
+
+#: The share of steps that a loss scale which finds its height may lose; below that scale (of 2^16) small gradients are
+#: lost: fp16 ends at 6e-8, and a gradient of 1e-9 is an ordinary one.
+RARE, LEAST_SCALE = 0.15, 128.0
 
 
 def _sinks(log: RunLog) -> Series | None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from replay_core.diagnose.advantage_variants import orders
 from replay_core.diagnose.answers import asked_of
-from replay_core.diagnose.apart import Apart, Trait
+from replay_core.diagnose.apart import Apart, Trait, response_sizes
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, error, share, shown, warning
@@ -24,6 +24,8 @@ FEWEST, GROUPS, FOLLOWS = 16, 6, 0.85
 MOST = 0.95
 #: Right answers without a score before it is no slip, and the share of all right ones.
 UNPAID, SOME = 8, 0.1
+#: A penalty that grows with the length has several degrees, and nothing else makes these scores.
+DEGREES, FALLS = 3, 0.6
 _TAG = regex(r"<[^<>]{1,20}>")
 
 
@@ -203,7 +205,7 @@ def _unpaid(steps: list[_PaidStep], full: float, low: float, told: list[Evidence
         scores += one.score_B[off_B].tolist()
         if first is None and off_B.any():
             first = one, int(off_B.argmax())
-    if first is None or unpaid < max(UNPAID, SOME * right):
+    if first is None or unpaid < max(UNPAID, SOME * right) or _falls_with_length(steps, full - close):
         return None
     trait: Trait | None = apart.told()
     # Texts that end in the truth may be wrong in what they hold before it: only where something sets them apart.
@@ -223,3 +225,15 @@ def _unpaid(steps: list[_PaidStep], full: float, low: float, told: list[Evidence
         next_step="call the reward function by hand on one of these answers",
         steps=[each.batch.step for each in steps if each.batch.step is not None],
     )  # fmt: skip
+
+
+def _falls_with_length(steps: list[_PaidStep], full: float) -> bool:
+    """Whether what right answers are paid goes down by degrees as they get longer: a penalty on overlong answers."""
+    sizes = [response_sizes(one.batch) for one in steps]
+    if any(size is None for size in sizes):
+        return False
+    length = np.concatenate([size[1][one.right_B] for size, one in zip(sizes, steps, strict=True) if size is not None])
+    score = np.concatenate([one.score_B[one.right_B] for one in steps]).astype(float)
+    if len(np.unique(score[score < full].round(6))) < DEGREES or not np.ptp(length) > 0:
+        return False
+    return bool(np.corrcoef(length, score)[0, 1] <= -FALLS)

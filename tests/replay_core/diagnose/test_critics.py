@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from replay_core.diagnose.rules.critic import _no_nearer
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look, of
 from tests.replay_core.diagnose.bigram import EOS, Bigram
@@ -54,6 +55,12 @@ def _trained(
 def test_values_that_explode_past_what_is_earned_are_told(rate: float, severity: str | None, tmp_path: Path) -> None:
     found = of(look(_trained(tmp_path / "d", rate=rate, steps=6), "D63"), "D63")
     assert (None if found is None else found.severity) == severity
+
+
+def test_a_short_run_whose_critic_comes_nearer_in_the_end_is_no_alarm() -> None:
+    explained = [-3.6, -2.0, -1.4, -2.2, -3.2, -3.6]
+    assert not _no_nearer(explained, [1.17, 1.16, 1.04, 1.20, 0.97, 0.85])
+    assert _no_nearer(explained, [1.17, 1.16, 1.18, 1.20, 1.13, 1.15])
 
 
 @pytest.mark.parametrize("how", ["frozen", "learns", "rounded to bf16"])

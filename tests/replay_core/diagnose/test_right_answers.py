@@ -58,6 +58,10 @@ def _short_ones(rights: Any, rows: Any, _draw: Any) -> Any:
     return rights & np.array([row["output"].count("so") < 2 for row in rows])
 
 
+def _overlong(rights: Any, rows: Any, _draw: Any) -> Any:
+    return np.where(rights, 1.0, 0.75) - 0.35 * np.array([row["output"].count("so") for row in rows])
+
+
 @pytest.mark.parametrize(
     ("paid", "acc", "severity", "words"),
     [
@@ -84,6 +88,8 @@ def test_right_answers_that_are_paid_as_wrong_ones(
         (lambda rights, *_: np.where(rights, 1.0, 0.4), False),
         # What a judge takes off by chance has no trait, and texts alone do not say that it is wrong.
         (lambda rights, _rows, draw: rights & (draw.random(len(rights)) < 0.7), False),
+        # A penalty that grows with the length takes from right and wrong ones alike.
+        (_overlong, True),
         # Paid in part is paid.
         (lambda rights, rows, _: rights * (1 - 0.2 * np.array([row["output"].count("so") for row in rows])), True),
     ],

@@ -160,6 +160,13 @@ def test_a_loss_scale_that_sinks_names_the_overflow(tmp_path: Path) -> None:
     assert "fp16" not in steady[0].claim
 
 
+def test_a_loss_scale_that_looks_for_its_height_is_no_alarm(tmp_path: Path) -> None:
+    norms = [math.inf if at in (7, 18, 29) else 0.4 for at in range(30)]
+    scales = [65536.0 * 0.5 ** sum(math.isinf(norm) for norm in norms[: at + 1]) for at in range(30)]
+    columns = {"step": steps(30), "loss": waves(0.01, 0.01, 30), "reward": waves(0.5, 0.02, 30), "grad_norm": norms}
+    assert not [one for one in of_columns(tmp_path, {**columns, "loss_scale": scales}) if one.id == "D21"]
+
+
 def fading(reward: float) -> dict[str, Sequence[float]]:
     return {
         "step": steps(), "loss": waves(0.0, 0.01), "reward": waves(reward, 0.02),
