@@ -137,6 +137,7 @@ def explain(
     *,
     was_packed: bool,
     is_rounded: bool = False,
+    is_itself: bool = False,
 ) -> dict[str, Any]:
     """Why something that was computed elsewhere is what no cell computes.
 
@@ -145,16 +146,20 @@ def explain(
         distance: how far a result is from it, on average and at its worst token; None where that is not known.
         batch: all that was recorded of the micro-batch.
         is_rounded: whether it was formed, or kept, in half precision.
+        is_itself: it is what the model's own forward gives, called whole: a mistake made with that would give it again,
+            so packs are tried, and none but those whose modules can be watched.
     """
     padded = replace(Flags.from_mapping(bench.baseline.cell["flags"]), rows_per_forward=None)
     tried = []
     step = bench.plan.step if bench.plan.model == "checkpoint" else None
     known = list(mistakes(padded, run, batch, step, was_packed=was_packed))
+    if is_itself:
+        known = list(_packs(padded)) if batch.rows > 1 else []
     with suppress(RldbgError):
         # First: a setting with a mask of its own has no window of the config's either.
         reference = Flags.from_mapping(bench.baseline.cell["flags"])
-        known = [*_misread(reference, resolve(bench.plan, run)[0], batch), *known]
-    if not was_packed and not batch.valid_BS.all() and _has_state(bench.baseline):
+        known = [*_misread(reference, resolve(bench.plan, run)[0], batch), *known] if not is_itself else known
+    if not is_itself and not was_packed and not batch.valid_BS.all() and _has_state(bench.baseline):
         said = "a padded batch of which the modules that carry a state are handed no mask"
         known = [Mistake(said, "state_unmasked", replace(padded, fault="state_unmasked")), *known]
     if is_rounded and bench.baseline.cell["flags"]["dtype"] == "float32":
@@ -172,7 +177,7 @@ def explain(
             raise
         except RldbgError:
             continue
-        found = None if result.run is None else distance(result)
+        found = None if result.run is None or (is_itself and result.cell.get("forward")) else distance(result)
         if found is None:
             continue
         tried.append(mistake.said)
@@ -181,7 +186,8 @@ def explain(
             if mistake.kind is not None:
                 return cause_of_recording(held, mistake.said, mean, kind=mistake.kind)
             why = None if mistake.step is not None else bench.why_beside(result, mistake.flags, mistake.name)
-            if why is not None and why["is_noise"]:
+            is_unasked = why is None and mistake.step is None
+            if is_unasked or (why is not None and why["is_noise"]):
                 continue  # what is each row alone but for rounding is no mistake
             return cause_of_recording(held, mistake.said, mean, why)
     return cause_of_recording(held, tried=tried)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from replay_core.errors import CellError
+from replay_core.errors import CellError, OwnForwardError
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.replay.footprint import ENTROPY_ROWS
 from replay_core.replay.libraries import transformers
@@ -123,8 +123,9 @@ class Head:
         is_repeatable: False where two forwards of that row put out different hidden states.
 
     Raises:
-        CellError: neither the model's own code on given hidden states nor its output embedding reproduces them; or that
-            code gives a row other logits beside another row, which a head that is run on tokens cannot.
+        CellError: neither the model's own code on given hidden states nor its output embedding reproduces them.
+        OwnForwardError: that code gives a row other logits beside another row, which a head that is run on tokens
+            cannot.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Head:
             )
 
         if _has_own_code(causal_lm) and self._depends_on_rows(hidden_1ND):
-            raise CellError(
+            raise OwnForwardError(
                 "the model's head depends on the batch: it gives a row other logits beside another row, and is not run "
                 "on rows here",
                 expected="the logits that it gives the row alone",

@@ -28,7 +28,7 @@ from replay_core.replay.guesses import by_rows_alone, explain, half_softmax
 from replay_core.replay.kept import Kept
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
-from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.plan import ITSELF, ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import (
     AGAINST,
@@ -421,9 +421,13 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     """Say why the trainer's own forward is not what each row alone gives, where the library's own batch is right. Notes
     on what was not asked.
     """
+    own = [one for one in bench.results if one.cell.get("forward") and one.part in ("cell", "control")]
+    return [note for one in own for note in _explain_own(bench, recording, one, why=why)]
+
+
+def _explain_own(bench: Bench, recording: _Recording, own: CellResult, *, why: bool) -> list[str]:
     micro, baseline = recording.micro, bench.baseline
-    own = next((one for one in bench.results if one.cell.get("forward")), None)
-    if own is None or own.run is None or own.cause is not None or own.agreement is None or baseline.run is None:
+    if own.run is None or own.cause is not None or own.agreement is None or baseline.run is None:
         return []
     own_N = replayed_N(own.run, micro.batch)
     is_large = _is_large(bench.plan, recording.run, micro) and not why
@@ -458,7 +462,7 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
             _explain_by_calls(bench, own, mean)
             return []
         own.cause = cause_of_recording(held)
-    others = (one for one in bench.results if one is not own)
+    others = (one for one in bench.results if not one.cell.get("forward"))
     if micro.rows is not None or is_large or any(one.agreement is False for one in others):
         return []
     shown = bench.own_shown(own, mean)
@@ -467,7 +471,7 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
         return []
     own.cause = explain(
         bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro),
-        is_rounded=bool((half_of(own_N) == own_N).all()),
+        is_rounded=bool((half_of(own_N) == own_N).all()), is_itself=own.cell["forward"] == ITSELF,
     )  # fmt: skip
     if own.cause["kind"] != "maths":
         return []
