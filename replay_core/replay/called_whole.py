@@ -5,7 +5,6 @@ several of them. Its logits are taken as they come out, and none of its modules 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 from msgspec.structs import replace

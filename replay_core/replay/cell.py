@@ -45,7 +45,7 @@ from replay_core.replay.rope import forget_lengths
 from replay_core.replay.routing import Imposed, token_numbers
 from replay_core.replay.stated import stated
 from replay_core.replay.unmasked import states_unmasked
-from replay_core.replay.whole_model import WholeModel, has_own_forward
+from replay_core.replay.whole_model import WholeModel, has_own_forward, taken
 
 #: Tokens of the first row that the probe runs.
 _PROBE_TOKENS = 16
@@ -392,7 +392,7 @@ class BatchReplay(Struct, dict=True):
             during: list[Any] = []
             keep = lambda _module, _args, put: during.append(getattr(put, "last_hidden_state", None))  # noqa: E731
             with backbone.register_forward_hook(keep):
-                logits = self.model.causal_lm(**inputs).logits
+                logits = self.model.causal_lm(**taken(self.model.causal_lm, inputs)).logits
             with Capture(backbone, hooked, width, self.by_head) as capture:
                 hidden = self.model.computes(**inputs).last_hidden_state
             if shorter:

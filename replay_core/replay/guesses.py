@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.records import Run
 from replay_core.replay.batch import MicroBatch
-from replay_core.replay.causes import cause_of_recording
+from replay_core.replay.causes import cause_of_factory, cause_of_recording
 from replay_core.replay.flags import Flags
 from replay_core.replay.kinds import KINDS
 from replay_core.replay.matrix import Bench, CellResult
 from replay_core.replay.misread import misreadings
 from replay_core.replay.module_kinds import names_state
 from replay_core.replay.recorded import replayed
-from replay_core.replay.references import resolve
+from replay_core.replay.references import CHECKPOINT, FACTORY, RANDOM, resolve
 
 #: Rows of the trainer's own forward that are asked by themselves: those that are furthest off.
 _ROWS_ASKED = 2
@@ -150,6 +150,10 @@ def explain(
             so packs are tried, and none but those whose modules can be watched.
     """
     padded = replace(Flags.from_mapping(bench.baseline.cell["flags"]), rows_per_forward=None)
+    if bench.plan.model.startswith(FACTORY) and not is_itself:
+        made_otherwise = _by_library(bench, held, distance, run, batch)
+        if made_otherwise is not None:
+            return made_otherwise
     tried = []
     step = bench.plan.step if bench.plan.model == "checkpoint" else None
     known = list(mistakes(padded, run, batch, step, was_packed=was_packed))
@@ -191,6 +195,35 @@ def explain(
                 continue  # what is each row alone but for rounding is no mistake
             return cause_of_recording(held, mistake.said, mean, why)
     return cause_of_recording(held, tried=tried)
+
+
+def _by_library(
+    bench: Bench,
+    held: Mapping[str, Any],
+    distance: Callable[[CellResult], tuple[float, float] | None],
+    run: Run,
+    batch: MicroBatch,
+) -> dict[str, Any] | None:
+    """The cause where what was computed elsewhere is what the library's own model of the noted checkpoint gives: then
+    it is the factory's that computes something else. None where it is not, or there is none.
+    """
+    try:
+        library = resolve(replace(bench.plan, model=CHECKPOINT), run)[0]
+        if library.startswith((FACTORY, RANDOM)):
+            return None
+        bench.expected += 2
+        result = bench.beside(Flags.from_mapping(bench.baseline.cell["flags"]), "library", model=library)
+    except JobCancelledError:
+        raise
+    except RldbgError:
+        return None
+    found = None if result.run is None or bench.baseline.run is None else distance(result)
+    if found is None or found[0] > _LEFT * held["mean_abs"] or found[1] > _LEFT_AT_MOST * held["max_abs"]:
+        return None
+    assert result.run is not None
+    assert bench.baseline.run is not None
+    off_B = np.abs(replayed(bench.baseline.run, batch) - replayed(result.run, batch)).sum(1)
+    return cause_of_factory(held, found[0], bench.beside_library(library, int(off_B.argmax())) or {})
 
 
 def _has_state(baseline: CellResult) -> bool:

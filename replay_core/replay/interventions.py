@@ -22,6 +22,7 @@ from replay_core.replay.asking import Asking
 from replay_core.replay.capture import Capture, modules_matching
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.double import finite_masks
+from replay_core.replay.mixed_dtypes import widened
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.module_kinds import kind_of
 from replay_core.replay.packing import Forward
@@ -694,6 +695,7 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
     masked: list[Any] = []
     known, configs = dict(model.known), {id(one): one for one in (causal_lm.config, model.config)}.values()
     experts = [(one, one._experts_implementation) for one in configs if hasattr(one, "_experts_implementation")]
+    is_cast = model.is_cast or any(one.itemsize < dtype.itemsize for one in {part.dtype for part in held.values()})
     try:
         for one in held.values():
             if one.dtype.itemsize < dtype.itemsize:
@@ -702,7 +704,8 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
         for config, _ in experts:
             # Grouped products know no float64.
             config._experts_implementation = "eager"
-        yield
+        with widened(model.reference, is_cast=is_cast):
+            yield
     finally:
         for handle in masked:
             handle.remove()

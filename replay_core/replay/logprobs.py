@@ -18,7 +18,7 @@ from replay_core.errors import CellError, OwnForwardError
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.replay.footprint import ENTROPY_ROWS
 from replay_core.replay.libraries import transformers
-from replay_core.replay.whole_model import has_own_forward
+from replay_core.replay.whole_model import has_own_forward, taken
 
 #: What part of the logits is no rounding, where other rows stand beside.
 _OF_OTHER_ROWS = 0.02
@@ -190,7 +190,8 @@ class Head:
             self._stub.hidden = hidden_1ND
             ids_1N = torch.zeros(hidden_1ND.shape[:2], dtype=torch.long, device=hidden_1ND.device)
             try:
-                logits: torch.Tensor = self._causal_lm(input_ids=ids_1N, use_cache=False).logits
+                given = taken(self._causal_lm, {"input_ids": ids_1N, "use_cache": False})
+                logits: torch.Tensor = self._causal_lm(**given).logits
             finally:
                 self._stub.hidden = None
             return logits

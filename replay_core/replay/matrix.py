@@ -595,6 +595,24 @@ class Bench:
         shown: list[dict[str, str]] = found["shown"]
         return shown
 
+    def beside_library(self, library: str, row: int) -> dict[str, Any] | None:
+        """Where the plan's model, a factory's, parts from the library's own of the directory (`beside_library.ask`);
+        None where they could not be asked.
+        """
+        flags = Flags.from_mapping(self.baseline.cell["flags"])
+        plan = replace(self._plan_beside(flags, "library_asked"), rows=None)
+        self._begun += 1
+        self._tell(Progress(0, None, "its model beside the library's own"))
+        try:
+            found: dict[str, Any] = self._job(
+                "library", plan, {"plan": plan.to_mapping(), "library": library, "row": row}
+            )
+        except JobCancelledError:
+            raise
+        except RldbgError:
+            return None
+        return found
+
     def why_beside(self, result: CellResult, flags: Flags, name: str) -> dict[str, Any] | None:
         """Why that setting is not what each row alone computes."""
         if not result.cell.get("forward"):

@@ -45,6 +45,8 @@ class LoadedModel(Struct):
     is_checkpointing: bool = False
     own_attention: str | None = None
     has_sdpa: bool = True
+    #: A factory's that was put into another dtype than it was built in.
+    is_cast: bool = False
 
     def __post_init__(self) -> None:
         self.own_attention = self.causal_lm.config._attn_implementation
@@ -88,11 +90,14 @@ def load(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatch) 
 
 
 def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatch) -> LoadedModel:
-    said: list[str] = []
+    said, is_cast = list[str](), False
     if reference.startswith(RANDOM):
         model = _random(reference.removeprefix(RANDOM), plan, batch)
     elif reference.startswith(FACTORY):
-        model = _in_dtype(own_code.model(reference.removeprefix(FACTORY), plan.forward_path), plan.flags.dtype)
+        model = own_code.model(reference.removeprefix(FACTORY), plan.forward_path)
+        built = {one.dtype for one in model.parameters()}
+        model = _in_dtype(model, plan.flags.dtype)
+        is_cast = built != {one.dtype for one in model.parameters()}
         said = _kept(model, plan.flags.dtype)
     else:
         model, said = _from_directory(Path(reference), plan, batch)
@@ -100,7 +105,7 @@ def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatc
     if plan.flags.dtype == "float64":
         ready_for_float64(model)
     fit.need_vocabulary(model.config.get_text_config().vocab_size, batch, reference)
-    return LoadedModel(model.to(plan.flags.device), reference, [*notes, *said])
+    return LoadedModel(model.to(plan.flags.device), reference, [*notes, *said], is_cast=is_cast)
 
 
 def _in_dtype(model: Any, name: str) -> Any:

@@ -266,7 +266,22 @@ def _of_samples(own: OwnForward, base: OwnAnswer) -> Shown | None:
     ways = {one < row for row, there in movers.items() for one in there}
     is_handed = bool(given_away) or (len(rows) >= _ROUND and all(len(there) == 1 for there in movers.values()))
     takes_all = len(ways) > 1 and len(movers) == len(moves) and not is_handed
+    if not is_handed and len(movers) < len(moves):
+        takes_all = _is_another_in_its_place(own, list(movers), [row for row in moves if row not in movers])
     return Shown("batch" if takes_all else "other_samples", example)
+
+
+def _is_another_in_its_place(own: OwnForward, movers: list[int], rest: list[int]) -> bool:
+    """Whether a row that moved no other does as soon as those that did have other tokens: of what takes the greatest of
+    all one row is that, and then the next. What is read of one row is of that row still.
+    """
+    number_B1 = np.arange(own.batch.rows)[:, None]
+    base = own(own.other(own.batch.valid_BS & np.isin(number_B1, movers)))
+    for row in rest:
+        others = own(own.other(own.batch.valid_BS & np.isin(number_B1, [*movers, row])))
+        if (own.moved(base, others) & (number_B1 != row)).any():
+            return True
+    return False
 
 
 def _of_tokens(own: OwnForward, base: OwnAnswer) -> Shown | None:

@@ -26,6 +26,7 @@ from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory
 from replay_core.replay.held import HOLDER, Holder
+from replay_core.replay.mixed_dtypes import widened
 from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ITSELF, ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
@@ -66,6 +67,7 @@ def run_cell(plan: ReplayPlan, on_event: OnEvent = ignore, holder: Holder | None
         model, load_s = _model(plan, run, recorded, holder or HOLDER, on_event)
         with _failures_named("the model could not be put into these settings"):
             prepared = prepare(model, flags)
+        stack.enter_context(widened(model.reference, is_cast=model.is_cast and flags.compile == "off"))
         notes = [*model_notes(plan, run, model), *notes, *prepared]
         if plan.backward:
             from replay_core.replay.training import train  # a replay without gradients never needs it

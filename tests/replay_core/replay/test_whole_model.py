@@ -1,4 +1,4 @@
-"""A model whose own forward does more than call its backbone is replayed whole; one whose rows cannot be followed is called whole."""
+"""A model whose own forward does more than call its backbone is replayed whole, or called so."""
 
 import functools
 from pathlib import Path
@@ -91,10 +91,13 @@ def _by_parts(split, *, back=True):
     def forward(input_ids, attention_mask=None, position_ids=None, **given):
         if len(input_ids) == 1:
             return within(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **given)
-        parts, order = [], torch.cat(split(attention_mask))
-        for rows in split(attention_mask):
-            parts.append(within(input_ids=input_ids[rows], attention_mask=attention_mask[rows],
-                                position_ids=position_ids[rows], **given))  # fmt: skip
+        order = torch.cat(split(attention_mask))
+        parts = [
+            within(
+                input_ids=input_ids[rows], attention_mask=attention_mask[rows], position_ids=position_ids[rows], **given
+            )
+            for rows in split(attention_mask)
+        ]  # fmt: skip
         logits = torch.cat([one.logits for one in parts])
         parts[0].logits = logits[order.argsort()] if back else logits
         return parts[0]
