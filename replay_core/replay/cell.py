@@ -270,7 +270,8 @@ class BatchReplay(Struct, dict=True):
         """(log_probs, entropy) on the arrangement's token axes: index t is about token t + 1, 0 where there is none."""
         slots, targets = (torch.from_numpy(part) for part in self.arrangement.next_tokens())
         flat_ND = hidden_BSD.flatten(0, 1)
-        with attention.pinned(self.flags):
+        in_half = torch.autocast(self.flags.device, torch.bfloat16, enabled=self.flags.fault == "half_head")
+        with attention.pinned(self.flags), in_half:
             values = token_logprobs(
                 head,
                 flat_ND if self.flags.logits == "whole" else flat_ND[slots.to(flat_ND.device)],
@@ -279,7 +280,7 @@ class BatchReplay(Struct, dict=True):
                 self.plan.logit_chunk if self.flags.logits == "chunked" else None,
                 self.on_event,
                 rows=slots.to(flat_ND.device) if self.flags.logits == "whole" else None,
-                is_half=self.flags.fault == "half_softmax",
+                is_half=self.flags.fault in ("half_softmax", "half_head"),
             )
         spread = []
         for value_N in values:

@@ -100,11 +100,12 @@ def _counted(flags: Flags, batch: MicroBatch) -> Iterator[Mistake]:
     yield Mistake(wide, "response_wide", replace(flags, fault="response_wide"))
 
 
-def half_softmax(bench: Bench) -> Mistake:
+def halves(bench: Bench) -> Iterator[Mistake]:
     """What no trainer means to do that computes in float32."""
-    flags = replace(Flags.from_mapping(bench.baseline.cell["flags"]), fault="half_softmax")
-    said = "each row alone with its log-softmax taken in bfloat16"
-    return Mistake(said, "half_softmax", flags, kind="maths")
+    flags = Flags.from_mapping(bench.baseline.cell["flags"])
+    for fault, what in (("half_softmax", "its log-softmax"), ("half_head", "its head and log-softmax")):
+        said = f"each row alone with {what} taken in bfloat16"
+        yield Mistake(said, fault, replace(flags, fault=fault), kind="maths")
 
 
 def _turned(flags: Flags, batch: MicroBatch) -> Iterator[Mistake]:
@@ -167,7 +168,7 @@ def explain(
         said = "a padded batch of which the modules that carry a state are handed no mask"
         known = [Mistake(said, "state_unmasked", replace(padded, fault="state_unmasked")), *known]
     if is_rounded and bench.baseline.cell["flags"]["dtype"] == "float32":
-        known = [half_softmax(bench), *known]
+        known = [*halves(bench), *known]
     bench.expected += len(known)
     for mistake in known:
         try:

@@ -24,7 +24,7 @@ from replay_core.replay.cell import BatchReplay
 from replay_core.replay.double import finite_masks
 from replay_core.replay.mixed_dtypes import widened
 from replay_core.replay.model import LoadedModel
-from replay_core.replay.module_kinds import kind_of
+from replay_core.replay.module_kinds import kind_of, turns
 from replay_core.replay.packing import Forward
 from replay_core.replay.stated import stated
 from replay_core.samples.layout import Bools, Ints
@@ -662,7 +662,8 @@ def first_apart(of: Observer, a: Trace, b: Trace, least: float) -> TensorPlace |
 def _is_rotation(of: Observer, place: TensorPlace) -> bool:
     name = place.module
     module = of.cell.model.backbone.get_submodule(name) if name != "the model" else None
-    return not isinstance(module, torch.nn.Embedding)
+    # A table that is computed (XGLM's, Speech2Text's) is added to the embeddings as one that was learned.
+    return not isinstance(module, torch.nn.Embedding) and turns(name, module)
 
 
 def relative(a_ND: torch.Tensor, b_ND: torch.Tensor) -> torch.Tensor:

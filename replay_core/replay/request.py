@@ -24,7 +24,7 @@ from replay_core.replay.batch import MicroBatch
 from replay_core.replay.causes import cause_of_own_forward, cause_of_recording, rounded_forward
 from replay_core.replay.flags import FLAGS, settings_asked, settings_known
 from replay_core.replay.forecast import unavailable
-from replay_core.replay.guesses import by_rows_alone, explain, half_softmax
+from replay_core.replay.guesses import by_rows_alone, explain, halves
 from replay_core.replay.kept import Kept
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
@@ -217,11 +217,9 @@ class _Recording(Struct):
             why = rounded.cell["error"]["message"]
             return [f"{far}. Whether {other} explains it was not judged: it did not run ({why})"]
         noise = Explained.of(self.values[0], baseline.run, rounded.run, self.micro.batch)
-        if is_trainers and named is None and self._is_half_softmax(bench, rounded):
-            reason = (
-                f"{held['max_abs']:.3g} nats off at most: to the last bit what float32 gives where only the "
-                "log-softmax is taken in bfloat16"
-            )
+        halved = self._half_of(bench, rounded) if is_trainers and named is None else None
+        if halved is not None:
+            reason = f"{held['max_abs']:.3g} nats off at most: to the last bit it is {halved}, all else in float32"
             baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
             return []
         if held["verdict"] == "DIFF":
@@ -239,25 +237,23 @@ class _Recording(Struct):
         baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
         return []
 
-    def _is_half_softmax(self, bench: Bench, rounded: CellResult) -> bool:
-        """Whether it is bit for bit what a forward in float32 gives whose log-softmax is taken in bfloat16, and a
+    def _half_of(self, bench: Bench, rounded: CellResult) -> str | None:
+        """Which forward in float32 gives it bit for bit whose log-softmax, or head, is taken in bfloat16, where a
         forward in half precision (`rounded`) does not give it as well.
         """
         value = self.values[0]
-        if not value.is_rounded or value.known_BS.sum() < _FEWEST_TOLD:
-            return False
-        mistake = half_softmax(bench)
-        again = bench.beside(mistake.flags, mistake.name)
-        if again.run is None or rounded.run is None:
-            return False
+        if not value.is_rounded or value.known_BS.sum() < _FEWEST_TOLD or rounded.run is None:
+            return None
         batch = self.micro.batch
         slots = batch.layout().slots("next")
         known_N, values_N = (one.reshape(-1)[slots] for one in (value.known_BS, value.values_BS))
-        equal = [
-            float((values_N == given_N)[known_N].mean())
-            for given_N in (replayed_N(again.run, batch), half_of(replayed_N(rounded.run, batch)))
-        ]
-        return equal[0] >= _ALIKE and equal[1] <= _UNLIKE
+        if float((values_N == half_of(replayed_N(rounded.run, batch)))[known_N].mean()) > _UNLIKE:
+            return None
+        for mistake in halves(bench):
+            again = bench.beside(mistake.flags, mistake.name)
+            if again.run is not None and (values_N == replayed_N(again.run, batch))[known_N].mean() >= _ALIKE:
+                return mistake.said
+        return None
 
     def _weigh_float32(self, bench: Bench, held: dict[str, Any]) -> list[str]:
         """Where the dump says float32 and that no matrix product was rounded to TF32, there is no half precision to be

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 
 from replay_core.export.outcome import exit_code
 from tests.replay_core.replay.test_guesses import _LEARNED, _ROTARY, Trainer, answer
@@ -32,6 +33,13 @@ _TABLE_MOVED = """
 def change(model):
     model.base_model.wpe.weight.data = model.base_model.wpe.weight.data.roll(1, 0)
 """
+_OFFSET_LOST = """
+def change(model):
+    model.base_model.embed_positions.offset = 0
+"""
+_COMPUTED = hf.XGLMConfig(
+    vocab_size=64, d_model=32, ffn_dim=64, num_layers=2, attention_heads=4, max_position_embeddings=64, init_std=0.2
+)
 _ADAPTER = """
 def change(model):
     torch.manual_seed(7)
@@ -48,9 +56,10 @@ def change(model):
     [
         (_ROTARY, _OTHER_BASE, "positions", "first in rotary_emb; where no token is rotated by its position"),
         (_LEARNED, _TABLE_MOVED, "positions", "first in wpe"),
+        (_COMPUTED, _OFFSET_LOST, "positions", "first in embed_positions"),
         (_ROTARY, _ADAPTER.format(dtype="float", scale=0.1), "maths", "first in layers.0.self_attn.q_proj"),
     ],
-    ids=["another base", "a table moved", "an adapter"],
+    ids=["another base", "a table moved", "an offset lost", "an adapter"],
 )
 def test_what_a_factory_computes_otherwise_than_the_library_is_named(
     config: object, code: str, kind: str, said: str, tmp_path: Path
