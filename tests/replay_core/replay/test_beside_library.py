@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +64,7 @@ def change(model):
     ids=["another base", "a table moved", "an offset lost", "an adapter"],
 )
 def test_what_a_factory_computes_otherwise_than_the_library_is_named(
-    config: object, code: str, kind: str, said: str, tmp_path: Path
+    config: Any, code: str, kind: str, said: str, tmp_path: Path
 ) -> None:
     doc = _answer(tmp_path, config, code, "float32", lambda trainer: trainer.padded())
     cause = doc["cells"][doc["baseline"]]["cause"]
@@ -77,7 +79,7 @@ def test_what_a_hook_holds_in_half_precision_is_asked_in_a_finer_one(scale: floa
     """A hook's own tensors are in bfloat16, which torch multiplies with nothing else: in float32 it ran nowhere."""
 
     def recorded(trainer: Trainer) -> torch.Tensor:
-        names = {"torch": torch}
+        names: dict[str, Any] = {"torch": torch}
         exec(_ADAPTER.format(dtype="bfloat16", scale=0.1), names)
         trainer.model.to(torch.bfloat16)
         names["change"](trainer.model)
@@ -91,7 +93,7 @@ def test_what_a_hook_holds_in_half_precision_is_asked_in_a_finer_one(scale: floa
         assert cause["kind"] == "maths", cause
 
 
-def _answer(folder: Path, config: object, code: str, dtype: str, recorded: object) -> dict:
+def _answer(folder: Path, config: Any, code: str, dtype: str, recorded: Callable[[Trainer], torch.Tensor]) -> Any:
     name = f"policy_{abs(hash((code, dtype)))}"
     (folder / f"{name}.py").write_text(_BUILD.format(dtype=dtype) + code)
     asked = {"model": f"factory:{name}:build", "forward_path": str(folder)}
