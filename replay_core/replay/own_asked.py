@@ -95,7 +95,7 @@ class OwnForward(Struct):
                 values_BS = called_whole.logprobs_BS(self.cell, ids_BS)
             else:
                 given = {**given_to(self.cell, ids_BS), "temperature": self.cell.temperature}
-                values_BS = own_code.logprobs(self.name, self.plan.forward_path, causal_lm, given)
+                values_BS = own_code.logprobs(self.name, self.plan.forward_path, self.cell.model.for_trainer, given)
         is_one = self.is_heard and len(heard) == 1 and tuple(heard[0].shape[:2]) == shape
         head = heard[0] if is_one else None
         return OwnAnswer(values_BS.double().numpy(), None if head is None else head.detach().double().cpu())

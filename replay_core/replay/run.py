@@ -143,7 +143,7 @@ def _own_forward(
     given = own_asked.given_to(cell)
     memory, started = PeakMemory(flags.device), time.perf_counter()
     logprobs = own_code.logprobs(
-        plan.forward, plan.forward_path, model.causal_lm, {**given, "temperature": temperature}
+        plan.forward, plan.forward_path, model.for_trainer, {**given, "temperature": temperature}
     )
     steady_s, peak_mib = time.perf_counter() - started, memory.mib()
     effective = effective_settings(flags, model, f"as {plan.forward} chose", temperature, "as the code chose")
