@@ -67,6 +67,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "replay_cell": _replay_cell_job,
         "replay_why": _replay_why_job,
         "replay_own": _replay_own_job,
+        "replay_library": _replay_library_job,
         "replay_slice": _replay_slice_job,
         "replay_blame": _replay_blame_job,
         "capsule": _capsule_job,
@@ -367,6 +368,17 @@ def _replay_own_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
         from replay_core.replay.own_asked import ask  # torch and transformers: 3.4 s
 
     return {"shown": ask(ReplayPlan.from_mapping(params["plan"]), str(params["said"]), float(params["off"]), on_event)}
+
+
+def _replay_library_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
+    from replay_core.replay.plan import ReplayPlan
+
+    on_event(IMPORTING)
+    with importing():
+        from replay_core.replay.beside_library import ask  # torch and transformers: 3.4 s
+
+    plan = ReplayPlan.from_mapping(params["plan"])
+    return clean(ask(plan, str(params["library"]), int(params["row"]), on_event))
 
 
 def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:

@@ -141,6 +141,10 @@ class UnavailableError(CellError):
     """The asked-for setting cannot run on this machine."""
 
 
+class OwnForwardError(CellError):
+    """What a model computes comes of its own forward alone, called whole with all rows as they are."""
+
+
 class ChildDiedError(CellError):
     """A child process ended without giving its answer."""
 

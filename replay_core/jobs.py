@@ -24,8 +24,8 @@ READER_JOBS = (
 #: Of the former, those that nobody waits for: they have a child of their own, so that looking never waits for them.
 BACKGROUND_JOBS = ("compare_step", "diagnose", "explain")
 REPLAYER_JOBS = (
-    "replay_cell", "replay_why", "replay_own", "replay_slice", "replay_blame", "capsule", "demo_train", "replay",
-    "critic", "parity", "referee", "mismatch",
+    "replay_cell", "replay_why", "replay_own", "replay_library", "replay_slice", "replay_blame", "capsule",
+    "demo_train", "replay", "critic", "parity", "referee", "mismatch",
 )  # fmt: skip
 
 

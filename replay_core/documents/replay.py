@@ -190,7 +190,9 @@ class CellRun(TypedDict):
     weights: CellWeights | None
     determinism: DeterminismSettings | None
     forward: str | None
-    """The trainer's own code that ran in place of the model's forward."""
+    """The trainer's own code that ran in place of the model's forward; `the model's own forward` where that was called
+    whole and none of its modules was watched.
+    """
     loss: LossEntry | None
     optimizer: OptimizerEntry | None
     log: str | None

@@ -30,7 +30,7 @@ _SAID = struct.Struct("<q")
 _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 _ASKS_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 #: Jobs whose imports the origin has.
-JOBS = frozenset(("replay_cell", "replay_why", "replay_own", "replay_slice", "replay_blame"))
+JOBS = frozenset(("replay_cell", "replay_why", "replay_own", "replay_library", "replay_slice", "replay_blame"))
 
 
 @cache

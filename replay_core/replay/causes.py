@@ -203,6 +203,25 @@ def cause_of_recording(
     }
 
 
+def cause_of_factory(held: Mapping[str, Any], left: float, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Why what was recorded, or what the trainer's own forward gives, is what the library's own model of the checkpoint
+    gives (`left` nats off it on average), and not what the factory's does. asked: where the two part
+    (`beside_library.ask`), if that is known.
+    """
+    whose, what = ("the recording", f"recorded {held['field']}") if "name" in held else ("its forward", "what it gives")
+    first = asked.get("first")
+    is_turned = first is not None and (first["kind"] == "position" or asked["unturned_agrees"])
+    kind = "positions" if is_turned else "maths"
+    where = f", first in {first['module']}" if first else ""
+    alike = "; where no token is rotated by its position, the two are one" if asked.get("unturned_agrees") else ""
+    return {
+        "kind": kind, "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
+        "sentence": f"{whose}: {what} is what the library's own model of the checkpoint gives ({left:.2g} nats off on "
+        f"average, {held['mean_abs']:.3g} off the factory's): what the factory builds computes something else: "
+        f"{KINDS[kind].said}{where}{alike}",
+    }  # fmt: skip
+
+
 def cause_of_own_forward(shown: Sequence[Mapping[str, str]], beside: str = "") -> dict[str, Any]:
     """Why the trainer's own forward is not what each row alone gives, as changes of the batch show it
     (`own_asked.ask`); `beside`: what is to be said besides.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from msgspec import Struct, field
 
-from replay_core.errors import CellError, UnavailableError
+from replay_core.errors import OwnForwardError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress
 from replay_core.replay import attention, compiling, fit, observing
 from replay_core.replay.answer import Computed, same_bits
@@ -37,7 +37,7 @@ from replay_core.replay.capture import (
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory, need_logits
 from replay_core.replay.frontier import module_of
-from replay_core.replay.logprobs import Head, token_logprobs
+from replay_core.replay.logprobs import Head, HeadFunction, token_logprobs
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.packing import Arrangement, Forward, arrange
 from replay_core.replay.plan import ReplayPlan
@@ -45,7 +45,7 @@ from replay_core.replay.rope import forget_lengths
 from replay_core.replay.routing import Imposed, token_numbers
 from replay_core.replay.stated import stated
 from replay_core.replay.unmasked import states_unmasked
-from replay_core.replay.whole_model import WholeModel, has_own_forward
+from replay_core.replay.whole_model import WholeModel, has_own_forward, taken
 
 #: Tokens of the first row that the probe runs.
 _PROBE_TOKENS = 16
@@ -89,6 +89,9 @@ class BatchReplay(Struct, dict=True):
             self.notes.append(f"{name} {drops}: {so}")
 
     def compute(self) -> Computed:
+        """Raises OwnForwardError where its model can only be called whole (`called_whole`)."""
+        if left_out := self.model.known.get("left_out"):
+            raise left_out
         if self.routing is None:
             return self._compute()
         if self.flags.compile != "off":
@@ -114,20 +117,24 @@ class BatchReplay(Struct, dict=True):
     def _compute(self) -> Computed:
         heads = stated(self.model.config, "num_attention_heads") or 1
         attention.need_memory(self.flags, self.arrangement.forwards, heads)
-        forecast_mib = need_logits(self.flags, self._logit_rows(), self._words(), self.plan.logit_chunk)
+        forecast_mib = need_logits(self.flags, self._logit_rows(), self.words(), self.plan.logit_chunk)
         head, final_hidden = self._probe()
         if self.flags.compile == "off":
             return self._computed(head, final_hidden, forecast_mib)
         if self.model.computes is not self.model.backbone:
-            name = type(self.model.causal_lm).__name__
-            raise UnavailableError(
-                f"compile={self.flags.compile} compiles a backbone: the forward of {name} is not transformers' own",
-                hint="compile=off",
-            )
+            raise self.not_compiled()
         cold = self.plan.cold_compile
         # Hooks are part of a compiled graph only where Dynamo looks at them.
         with compiling.cache(cold=cold), torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
             return self._computed(head, final_hidden, forecast_mib)
+
+    def not_compiled(self) -> UnavailableError:
+        """Why a model that is called whole is not compiled."""
+        name = type(self.model.causal_lm).__name__
+        return UnavailableError(
+            f"compile={self.flags.compile} compiles a backbone: the forward of {name} is not transformers' own",
+            hint="compile=off",
+        )
 
     def _computed(self, head: Head, final_hidden: str, forecast_mib: float) -> Computed:
         compiled = self.flags.compile != "off"
@@ -141,7 +148,7 @@ class BatchReplay(Struct, dict=True):
         if compiled and not known:
             pass_s, hidden = self._timed_pass(run, "forwards, compiled")
         started = time.perf_counter()
-        logprobs, entropy = self._values(head, hidden) if self.plan.is_critic else self._logprobs(head, hidden)
+        logprobs, entropy = self.values(head, hidden) if self.plan.is_critic else self.logprobs(head, hidden)
         steady_s, peak_mib = pass_s + time.perf_counter() - started, memory.mib()
         report = None
         if counting is not None:
@@ -170,10 +177,11 @@ class BatchReplay(Struct, dict=True):
                     with torch.no_grad(), _evaluating(self.model.causal_lm), attention.pinned(self.flags):
                         whole(input_ids=ids_1T, attention_mask=None, use_cache=False)
                     self.model.known["whole"] = whole
-                except CellError as error:
-                    self.model.known["left_out"] = f"{error.message}: what it does besides is not replayed"
-        if left_out := self.model.known.get("left_out"):
-            self.notes.append(left_out)
+                except OwnForwardError as error:
+                    self.model.known["left_out"] = error
+        left_out = self.model.known.get("left_out")
+        if left_out and self.plan.backward:
+            self.notes.append(f"{left_out.message}: what it does besides is not replayed")
 
     def _heeds_positions(self) -> bool:
         if not self._takes_positions:
@@ -252,17 +260,18 @@ class BatchReplay(Struct, dict=True):
 
     # ── logits ───────────────────────────────────────────────────────────────────────────────────
 
-    def _words(self) -> int:
+    def words(self) -> int:
         return 1 if self.plan.is_critic else int(self.model.config.vocab_size)
 
     def _logit_rows(self) -> int:
         return self.arrangement.slots
 
-    def _logprobs(self, head: Head, hidden_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(self, head: HeadFunction, hidden_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(log_probs, entropy) on the arrangement's token axes: index t is about token t + 1, 0 where there is none."""
         slots, targets = (torch.from_numpy(part) for part in self.arrangement.next_tokens())
         flat_ND = hidden_BSD.flatten(0, 1)
-        with attention.pinned(self.flags):
+        in_half = torch.autocast(self.flags.device, torch.bfloat16, enabled=self.flags.fault == "half_head")
+        with attention.pinned(self.flags), in_half:
             values = token_logprobs(
                 head,
                 flat_ND if self.flags.logits == "whole" else flat_ND[slots.to(flat_ND.device)],
@@ -271,7 +280,7 @@ class BatchReplay(Struct, dict=True):
                 self.plan.logit_chunk if self.flags.logits == "chunked" else None,
                 self.on_event,
                 rows=slots.to(flat_ND.device) if self.flags.logits == "whole" else None,
-                is_half=self.flags.fault == "half_softmax",
+                is_half=self.flags.fault in ("half_softmax", "half_head"),
             )
         spread = []
         for value_N in values:
@@ -280,7 +289,7 @@ class BatchReplay(Struct, dict=True):
             spread.append(whole.reshape(self.arrangement.layout.shape))
         return spread[0], spread[1]
 
-    def _values(self, head: Head, hidden_BSD: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def values(self, head: HeadFunction, hidden_BSD: torch.Tensor) -> tuple[torch.Tensor, None]:
         """(a critic's value of every token, on the arrangement's token axes; 0 in padding), None."""
         slots = torch.from_numpy(self.arrangement.layout.slots())
         flat_ND = hidden_BSD.flatten(0, 1)
@@ -384,7 +393,7 @@ class BatchReplay(Struct, dict=True):
             during: list[Any] = []
             keep = lambda _module, _args, put: during.append(getattr(put, "last_hidden_state", None))  # noqa: E731
             with backbone.register_forward_hook(keep):
-                logits = self.model.causal_lm(**inputs).logits
+                logits = self.model.causal_lm(**taken(self.model.causal_lm, inputs)).logits
             with Capture(backbone, hooked, width, self.by_head) as capture:
                 hidden = self.model.computes(**inputs).last_hidden_state
             if shorter:

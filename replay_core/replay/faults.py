@@ -13,6 +13,7 @@
     response_wide  positions of the response go on from the longest prompt's length
     state_unmasked what carries a state is handed no mask of the padding
     half_softmax   logits go to bfloat16 before their log-softmax, in which it is taken
+    half_head      the head is taken in bfloat16 as well
     raise, abort, hang    the model raises, its process aborts in C, it never returns
 
 The missing mask between packed samples is the flag `block_mask=off`.

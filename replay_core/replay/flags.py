@@ -192,8 +192,8 @@ class Flags(Struct, frozen=True):
         "none", "A deliberate mistake, for learning", reference="none", effective=None, option="--debug-fault",
         values=(
             "none", "boundary", "early", "foreign_key", "no_positions", "run_on", "padded_mask", "padded_zeros",
-            "from_one", "other_side", "response_anew", "response_wide", "state_unmasked", "half_softmax", "raise",
-            "abort", "hang",
+            "from_one", "other_side", "response_anew", "response_wide", "state_unmasked", "half_softmax", "half_head",
+            "raise", "abort", "hang",
         ),
         phrase="fault {value}",
     )  # fmt: skip

@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.records import Run
 from replay_core.replay.batch import MicroBatch
-from replay_core.replay.causes import cause_of_recording
+from replay_core.replay.causes import cause_of_factory, cause_of_recording
 from replay_core.replay.flags import Flags
 from replay_core.replay.kinds import KINDS
 from replay_core.replay.matrix import Bench, CellResult
 from replay_core.replay.misread import misreadings
 from replay_core.replay.module_kinds import names_state
 from replay_core.replay.recorded import replayed
-from replay_core.replay.references import resolve
+from replay_core.replay.references import CHECKPOINT, FACTORY, RANDOM, resolve
 
 #: Rows of the trainer's own forward that are asked by themselves: those that are furthest off.
 _ROWS_ASKED = 2
@@ -100,11 +100,12 @@ def _counted(flags: Flags, batch: MicroBatch) -> Iterator[Mistake]:
     yield Mistake(wide, "response_wide", replace(flags, fault="response_wide"))
 
 
-def half_softmax(bench: Bench) -> Mistake:
+def halves(bench: Bench) -> Iterator[Mistake]:
     """What no trainer means to do that computes in float32."""
-    flags = replace(Flags.from_mapping(bench.baseline.cell["flags"]), fault="half_softmax")
-    said = "each row alone with its log-softmax taken in bfloat16"
-    return Mistake(said, "half_softmax", flags, kind="maths")
+    flags = Flags.from_mapping(bench.baseline.cell["flags"])
+    for fault, what in (("half_softmax", "its log-softmax"), ("half_head", "its head and log-softmax")):
+        said = f"each row alone with {what} taken in bfloat16"
+        yield Mistake(said, fault, replace(flags, fault=fault), kind="maths")
 
 
 def _turned(flags: Flags, batch: MicroBatch) -> Iterator[Mistake]:
@@ -137,6 +138,7 @@ def explain(
     *,
     was_packed: bool,
     is_rounded: bool = False,
+    is_itself: bool = False,
 ) -> dict[str, Any]:
     """Why something that was computed elsewhere is what no cell computes.
 
@@ -145,20 +147,28 @@ def explain(
         distance: how far a result is from it, on average and at its worst token; None where that is not known.
         batch: all that was recorded of the micro-batch.
         is_rounded: whether it was formed, or kept, in half precision.
+        is_itself: it is what the model's own forward gives, called whole: a mistake made with that would give it again,
+            so packs are tried, and none but those whose modules can be watched.
     """
     padded = replace(Flags.from_mapping(bench.baseline.cell["flags"]), rows_per_forward=None)
+    if bench.plan.model.startswith(FACTORY) and not is_itself:
+        made_otherwise = _by_library(bench, held, distance, run, batch)
+        if made_otherwise is not None:
+            return made_otherwise
     tried = []
     step = bench.plan.step if bench.plan.model == "checkpoint" else None
     known = list(mistakes(padded, run, batch, step, was_packed=was_packed))
+    if is_itself:
+        known = list(_packs(padded)) if batch.rows > 1 else []
     with suppress(RldbgError):
         # First: a setting with a mask of its own has no window of the config's either.
         reference = Flags.from_mapping(bench.baseline.cell["flags"])
-        known = [*_misread(reference, resolve(bench.plan, run)[0], batch), *known]
-    if not was_packed and not batch.valid_BS.all() and _has_state(bench.baseline):
+        known = [*_misread(reference, resolve(bench.plan, run)[0], batch), *known] if not is_itself else known
+    if not is_itself and not was_packed and not batch.valid_BS.all() and _has_state(bench.baseline):
         said = "a padded batch of which the modules that carry a state are handed no mask"
         known = [Mistake(said, "state_unmasked", replace(padded, fault="state_unmasked")), *known]
     if is_rounded and bench.baseline.cell["flags"]["dtype"] == "float32":
-        known = [half_softmax(bench), *known]
+        known = [*halves(bench), *known]
     bench.expected += len(known)
     for mistake in known:
         try:
@@ -172,7 +182,7 @@ def explain(
             raise
         except RldbgError:
             continue
-        found = None if result.run is None else distance(result)
+        found = None if result.run is None or (is_itself and result.cell.get("forward")) else distance(result)
         if found is None:
             continue
         tried.append(mistake.said)
@@ -181,10 +191,40 @@ def explain(
             if mistake.kind is not None:
                 return cause_of_recording(held, mistake.said, mean, kind=mistake.kind)
             why = None if mistake.step is not None else bench.why_beside(result, mistake.flags, mistake.name)
-            if why is not None and why["is_noise"]:
+            is_unasked = why is None and mistake.step is None
+            if is_unasked or (why is not None and why["is_noise"]):
                 continue  # what is each row alone but for rounding is no mistake
             return cause_of_recording(held, mistake.said, mean, why)
     return cause_of_recording(held, tried=tried)
+
+
+def _by_library(
+    bench: Bench,
+    held: Mapping[str, Any],
+    distance: Callable[[CellResult], tuple[float, float] | None],
+    run: Run,
+    batch: MicroBatch,
+) -> dict[str, Any] | None:
+    """The cause where what was computed elsewhere is what the library's own model of the noted checkpoint gives: then
+    it is the factory's that computes something else. None where it is not, or there is none.
+    """
+    try:
+        library = resolve(replace(bench.plan, model=CHECKPOINT), run)[0]
+        if library.startswith((FACTORY, RANDOM)):
+            return None
+        bench.expected += 2
+        result = bench.beside(Flags.from_mapping(bench.baseline.cell["flags"]), "library", model=library)
+    except JobCancelledError:
+        raise
+    except RldbgError:
+        return None
+    found = None if result.run is None or bench.baseline.run is None else distance(result)
+    if found is None or found[0] > _LEFT * held["mean_abs"] or found[1] > _LEFT_AT_MOST * held["max_abs"]:
+        return None
+    assert result.run is not None
+    assert bench.baseline.run is not None
+    off_B = np.abs(replayed(bench.baseline.run, batch) - replayed(result.run, batch)).sum(1)
+    return cause_of_factory(held, found[0], bench.beside_library(library, int(off_B.argmax())) or {})
 
 
 def _has_state(baseline: CellResult) -> bool:

@@ -22,8 +22,9 @@ from replay_core.replay.asking import Asking
 from replay_core.replay.capture import Capture, modules_matching
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.double import finite_masks
+from replay_core.replay.mixed_dtypes import widened
 from replay_core.replay.model import LoadedModel
-from replay_core.replay.module_kinds import kind_of
+from replay_core.replay.module_kinds import kind_of, turns
 from replay_core.replay.packing import Forward
 from replay_core.replay.stated import stated
 from replay_core.samples.layout import Bools, Ints
@@ -661,7 +662,8 @@ def first_apart(of: Observer, a: Trace, b: Trace, least: float) -> TensorPlace |
 def _is_rotation(of: Observer, place: TensorPlace) -> bool:
     name = place.module
     module = of.cell.model.backbone.get_submodule(name) if name != "the model" else None
-    return not isinstance(module, torch.nn.Embedding)
+    # A table that is computed (XGLM's, Speech2Text's) is added to the embeddings as one that was learned.
+    return not isinstance(module, torch.nn.Embedding) and turns(name, module)
 
 
 def relative(a_ND: torch.Tensor, b_ND: torch.Tensor) -> torch.Tensor:
@@ -694,6 +696,7 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
     masked: list[Any] = []
     known, configs = dict(model.known), {id(one): one for one in (causal_lm.config, model.config)}.values()
     experts = [(one, one._experts_implementation) for one in configs if hasattr(one, "_experts_implementation")]
+    is_cast = model.is_cast or any(one.itemsize < dtype.itemsize for one in {part.dtype for part in held.values()})
     try:
         for one in held.values():
             if one.dtype.itemsize < dtype.itemsize:
@@ -702,7 +705,8 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
         for config, _ in experts:
             # Grouped products know no float64.
             config._experts_implementation = "eager"
-        yield
+        with widened(model.reference, is_cast=is_cast):
+            yield
     finally:
         for handle in masked:
             handle.remove()

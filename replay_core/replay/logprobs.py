@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from replay_core.errors import CellError
+from replay_core.errors import CellError, OwnForwardError
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.replay.footprint import ENTROPY_ROWS
 from replay_core.replay.libraries import transformers
-from replay_core.replay.whole_model import has_own_forward
+from replay_core.replay.whole_model import has_own_forward, taken
 
 #: What part of the logits is no rounding, where other rows stand beside.
 _OF_OTHER_ROWS = 0.02
@@ -123,8 +123,9 @@ class Head:
         is_repeatable: False where two forwards of that row put out different hidden states.
 
     Raises:
-        CellError: neither the model's own code on given hidden states nor its output embedding reproduces them; or that
-            code gives a row other logits beside another row, which a head that is run on tokens cannot.
+        CellError: neither the model's own code on given hidden states nor its output embedding reproduces them.
+        OwnForwardError: that code gives a row other logits beside another row, which a head that is run on tokens
+            cannot.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Head:
             )
 
         if _has_own_code(causal_lm) and self._depends_on_rows(hidden_1ND):
-            raise CellError(
+            raise OwnForwardError(
                 "the model's head depends on the batch: it gives a row other logits beside another row, and is not run "
                 "on rows here",
                 expected="the logits that it gives the row alone",
@@ -189,7 +190,8 @@ class Head:
             self._stub.hidden = hidden_1ND
             ids_1N = torch.zeros(hidden_1ND.shape[:2], dtype=torch.long, device=hidden_1ND.device)
             try:
-                logits: torch.Tensor = self._causal_lm(input_ids=ids_1N, use_cache=False).logits
+                given = taken(self._causal_lm, {"input_ids": ids_1N, "use_cache": False})
+                logits: torch.Tensor = self._causal_lm(**given).logits
             finally:
                 self._stub.hidden = None
             return logits

@@ -36,6 +36,7 @@ from replay_core.replay.causes import (
     broken_samples,
     cause_of,
     cause_of_gradients,
+    cause_of_own_forward,
     cause_of_reference,
     is_compilers,
 )
@@ -308,7 +309,7 @@ class Bench:
         result.segments = segments(baseline.run, result.run, result.cell["final_hidden"])
         if _level(result) == "hash":
             self._look_closer(result, plan)
-        if plan.forward is not None:
+        if result.cell.get("forward"):
             return
         if result.agreement is False:
             self._explain(result, plan)
@@ -594,9 +595,30 @@ class Bench:
         shown: list[dict[str, str]] = found["shown"]
         return shown
 
+    def beside_library(self, library: str, row: int) -> dict[str, Any] | None:
+        """Where the plan's model, a factory's, parts from the library's own of the directory (`beside_library.ask`);
+        None where they could not be asked.
+        """
+        flags = Flags.from_mapping(self.baseline.cell["flags"])
+        plan = replace(self._plan_beside(flags, "library_asked"), rows=None)
+        self._begun += 1
+        self._tell(Progress(0, None, "its model beside the library's own"))
+        try:
+            found: dict[str, Any] = self._job(
+                "library", plan, {"plan": plan.to_mapping(), "library": library, "row": row}
+            )
+        except JobCancelledError:
+            raise
+        except RldbgError:
+            return None
+        return found
+
     def why_beside(self, result: CellResult, flags: Flags, name: str) -> dict[str, Any] | None:
         """Why that setting is not what each row alone computes."""
-        return self._cause(result, self._plan_beside(flags, name))
+        if not result.cell.get("forward"):
+            return self._cause(result, self._plan_beside(flags, name))
+        shown = self.own_shown(result, 0.0)
+        return cause_of_own_forward(shown) if shown else None
 
     def _plan_beside(self, flags: Flags, name: str, **changes: Any) -> ReplayPlan:
         plan = self._asking_plan(self.plan.with_flags(flags, str(self.out / f"tried_{name}")))

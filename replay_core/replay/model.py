@@ -45,9 +45,18 @@ class LoadedModel(Struct):
     is_checkpointing: bool = False
     own_attention: str | None = None
     has_sdpa: bool = True
+    #: A factory's that was put into another dtype than it was built in.
+    is_cast: bool = False
+    #: What a factory gave: the model, or what is laid around it (PEFT, torch.compile).
+    as_built: Any = None
 
     def __post_init__(self) -> None:
         self.own_attention = self.causal_lm.config._attn_implementation
+
+    @property
+    def for_trainer(self) -> Any:
+        """What the trainer's own forward is called with: it may switch an adapter off."""
+        return self.causal_lm if self.as_built is None else self.as_built
 
     @property
     def backbone(self) -> Any:
@@ -88,11 +97,15 @@ def load(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatch) 
 
 
 def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatch) -> LoadedModel:
-    said: list[str] = []
+    said, is_cast, as_built = list[str](), False, None
     if reference.startswith(RANDOM):
         model = _random(reference.removeprefix(RANDOM), plan, batch)
     elif reference.startswith(FACTORY):
-        model = _in_dtype(own_code.model(reference.removeprefix(FACTORY), plan.forward_path), plan.flags.dtype)
+        as_built = own_code.model(reference.removeprefix(FACTORY), plan.forward_path).eval()
+        model = own_code.unwrapped(as_built)
+        built = {one.dtype for one in model.parameters()}
+        model = _in_dtype(model, plan.flags.dtype)
+        is_cast = built != {one.dtype for one in model.parameters()}
         said = _kept(model, plan.flags.dtype)
     else:
         model, said = _from_directory(Path(reference), plan, batch)
@@ -100,7 +113,8 @@ def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatc
     if plan.flags.dtype == "float64":
         ready_for_float64(model)
     fit.need_vocabulary(model.config.get_text_config().vocab_size, batch, reference)
-    return LoadedModel(model.to(plan.flags.device), reference, [*notes, *said])
+    model = model.to(plan.flags.device)
+    return LoadedModel(model, reference, [*notes, *said], is_cast=is_cast, as_built=as_built)
 
 
 def _in_dtype(model: Any, name: str) -> Any:

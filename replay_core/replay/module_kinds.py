@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 _POSITIONAL = regex(r"(?i)rotary|rope|wpe|embed_positions|position|alibi")
+_TURNING = regex(r"(?i)rotary|rope|alibi")
 _STATE = regex(r"(?i)conv|mamba|ssm|linear_?attn|deltanet|recurrent|rg_?lru|rwkv|retention")
 _ROUTER = regex(r"(?i)router|gate$|moe|expert")
 _MIXER = regex(r"(?i)att")
@@ -30,6 +31,11 @@ def kind_of(name: str, module: torch.nn.Module) -> str:
             if pattern.search(own):
                 return kind
     return "router" if _ROUTER.search(own) else "other"
+
+
+def turns(name: str, module: torch.nn.Module) -> bool:
+    """Whether what gives positions is felt as differences of positions alone: a rotation, or a slope."""
+    return bool(_TURNING.search(f"{name.rpartition('.')[2]} {type(module).__name__}"))
 
 
 def names_state(names: Iterable[str]) -> bool:

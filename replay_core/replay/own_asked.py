@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from replay_core.dumps import open_run
 from replay_core.errors import CellError
 from replay_core.jobs import LogLine, OnEvent, Progress, ignore
-from replay_core.replay import attention, own_code, settings
+from replay_core.replay import attention, called_whole, own_code, settings
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.held import HOLDER, Holder
 from replay_core.replay.interventions import in_dtype, is_half
 from replay_core.replay.model import LoadedModel, prepare
-from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.plan import ITSELF, ReplayPlan
 from replay_core.replay.reading import read_batch
 from replay_core.replay.recorded import replayed
 from replay_core.samples.layout import Bools, Ints
@@ -89,13 +89,13 @@ class OwnForward(Struct):
         """Raises CellError where it raises."""
         self.calls += 1
         self.cell.on_event(Progress(self.calls, None, "its forward, with other tokens"))
-        given = given_to(self.cell, ids_BS)
-        causal_lm = self.cell.model.causal_lm
+        causal_lm, shape = self.cell.model.causal_lm, tuple(self.batch.ids_BS.shape)
         with _head_of(causal_lm) as heard, torch.no_grad():
-            values_BS = own_code.logprobs(
-                self.name, self.plan.forward_path, causal_lm, {**given, "temperature": self.cell.temperature}
-            )
-        shape = tuple(given["input_ids"].shape)
+            if self.name == ITSELF:
+                values_BS = called_whole.logprobs_BS(self.cell, ids_BS)
+            else:
+                given = {**given_to(self.cell, ids_BS), "temperature": self.cell.temperature}
+                values_BS = own_code.logprobs(self.name, self.plan.forward_path, self.cell.model.for_trainer, given)
         is_one = self.is_heard and len(heard) == 1 and tuple(heard[0].shape[:2]) == shape
         head = heard[0] if is_one else None
         return OwnAnswer(values_BS.double().numpy(), None if head is None else head.detach().double().cpu())
@@ -158,8 +158,10 @@ def ask(
     run = open_run(Path(plan.dump))
     recorded = read_batch(run, plan)
     temperature, _ = resolve_temperature(plan.temperature, recorded.batch.temperature)
-    batch = recorded.batch if flags.padding == "recorded" else recorded.batch.padded_on(flags.padding)
-    flags = replace(flags, packing=False, rows_per_forward=None, padding="recorded")
+    as_it_is = flags.padding == "recorded" or plan.forward == ITSELF
+    batch = recorded.batch if as_it_is else recorded.batch.padded_on(flags.padding)
+    if plan.forward != ITSELF:
+        flags = replace(flags, packing=False, rows_per_forward=None, padding="recorded")
     on_event(LogLine("its forward: whom it lets move whom"))
     with settings.applied(flags, plan.seed), torch.no_grad():
         model, _ = (holder or HOLDER).model(replace(plan, flags=flags), run, recorded.batch)
@@ -264,7 +266,22 @@ def _of_samples(own: OwnForward, base: OwnAnswer) -> Shown | None:
     ways = {one < row for row, there in movers.items() for one in there}
     is_handed = bool(given_away) or (len(rows) >= _ROUND and all(len(there) == 1 for there in movers.values()))
     takes_all = len(ways) > 1 and len(movers) == len(moves) and not is_handed
+    if not is_handed and len(movers) < len(moves):
+        takes_all = _is_another_in_its_place(own, list(movers), [row for row in moves if row not in movers])
     return Shown("batch" if takes_all else "other_samples", example)
+
+
+def _is_another_in_its_place(own: OwnForward, movers: list[int], rest: list[int]) -> bool:
+    """Whether a row that moved no other does as soon as those that did have other tokens: of what takes the greatest of
+    all one row is that, and then the next. What is read of one row is of that row still.
+    """
+    number_B1 = np.arange(own.batch.rows)[:, None]
+    base = own(own.other(own.batch.valid_BS & np.isin(number_B1, movers)))
+    for row in rest:
+        others = own(own.other(own.batch.valid_BS & np.isin(number_B1, [*movers, row])))
+        if (own.moved(base, others) & (number_B1 != row)).any():
+            return True
+    return False
 
 
 def _of_tokens(own: OwnForward, base: OwnAnswer) -> Shown | None:

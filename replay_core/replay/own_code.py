@@ -59,6 +59,8 @@ def function(reference: str, folder: str | None) -> Callable[..., Any]:
 _editions: dict[Path, tuple[int, dict[str, tuple[int, int]]]] = {}
 #: rldbg itself is nobody's trainer, and neither is what is installed, though the folder may hold both.
 _NOT_THEIRS = ("replay_core", "tui_debugger")
+#: Wrappers that hand on what they are given -> where what they wrap is.
+_HANDS_ON = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
 _INSTALLED = tuple(
     os.path.join(os.path.normpath(sysconfig.get_path(name)), "")
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -105,20 +107,44 @@ def forget(reference: str) -> None:
 
 
 def model(reference: str, folder: str | None) -> Any:
-    """The model a factory makes.
+    """The model a factory makes, in what it laid around it (`unwrapped`).
 
     Raises:
         RequestError, CellError: as `function`; or the factory raised, or returned no causal language model.
     """
     made = _called(reference, function(reference, folder))
     edition(folder)  # what it imported while it ran counts too
-    if not (hasattr(made, "base_model") and hasattr(made, "config") and hasattr(made, "get_output_embeddings")):
+    within = unwrapped(made)
+    if not all(hasattr(within, name) for name in ("base_model", "config", "get_output_embeddings")):
         raise CellError(
             "the factory returned no causal language model",
             expected="a transformers ...ForCausalLM",
             found=type(made).__name__,
         )
     return made
+
+
+def unwrapped(made: Any) -> Any:
+    """The causal language model within what trainers lay around it and what hands its inputs on as they are:
+    torch.compile, data parallelism, and PEFT, whose layers lie in the model itself.
+
+    Raises:
+        CellError: PEFT puts tokens of its own in front (prompt tuning): what it wraps is another computation.
+    """
+    while True:
+        if hasattr(made, "peft_config") and hasattr(made, "get_base_model"):
+            if getattr(getattr(made, "active_peft_config", None), "is_prompt_learning", False):
+                raise CellError(
+                    "the factory's model has tokens of its own in front of every row (PEFT's prompt learning), which a "
+                    "replay cannot lay out",
+                    found=str(getattr(made.active_peft_config, "peft_type", "")),
+                    hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
+                )
+            made = made.get_base_model()
+        elif type(made).__name__ in _HANDS_ON:
+            made = getattr(made, _HANDS_ON[type(made).__name__])
+        else:
+            return made
 
 
 def logprobs(reference: str, folder: str | None, causal_lm: Any, batch: dict[str, Any]) -> torch.Tensor:

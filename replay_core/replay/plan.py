@@ -12,6 +12,8 @@ from msgspec.structs import force_setattr, replace
 from replay_core.errors import RequestError
 from replay_core.replay.flags import Flags
 
+#: In place of `module:function`: the forward of the model itself, called whole.
+ITSELF = "the model's own forward"
 CAPTURE_LEVELS = ("auto", "full", "hash")
 
 
@@ -91,7 +93,7 @@ class ReplayPlan(Struct, frozen=True):
             )  # fmt: skip
         if self.optimizer is not None and not self.backward:
             raise RequestError("an optimizer step needs gradients", expected="--backward --optimizer-step")
-        if self.forward is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.forward):
+        if self.forward not in (None, ITSELF) and not re.fullmatch(r"[\w.]+:[\w.]+", str(self.forward)):
             raise RequestError(
                 "the trainer's own forward is named module:function", expected="trainer.replay:logprobs",
                 found=self.forward,

@@ -24,11 +24,11 @@ from replay_core.replay.batch import MicroBatch
 from replay_core.replay.causes import cause_of_own_forward, cause_of_recording, rounded_forward
 from replay_core.replay.flags import FLAGS, settings_asked, settings_known
 from replay_core.replay.forecast import unavailable
-from replay_core.replay.guesses import by_rows_alone, explain, half_softmax
+from replay_core.replay.guesses import by_rows_alone, explain, halves
 from replay_core.replay.kept import Kept
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
-from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.plan import ITSELF, ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import (
     AGAINST,
@@ -78,7 +78,9 @@ _OF_CALLS = ("state", "random")
 #: And those that no known mistake has: where nothing else shows, none is tried.
 _OF_NO_MISTAKE = (*_OF_CALLS, "batch", "future")
 #: Shares of tokens that are bit for bit the same where one rounding makes them, and where another does.
-_ALIKE, _UNLIKE = 0.98, 0.8
+_ALIKE, _UNLIKE = 0.98, 0.9
+#: And tokens that the other does not make, at least.
+_FEWEST_UNLIKE = 5
 #: Nats on average: what is so far off is not asked whether half precision explains it.
 _FAR = 0.2
 
@@ -217,11 +219,9 @@ class _Recording(Struct):
             why = rounded.cell["error"]["message"]
             return [f"{far}. Whether {other} explains it was not judged: it did not run ({why})"]
         noise = Explained.of(self.values[0], baseline.run, rounded.run, self.micro.batch)
-        if is_trainers and named is None and self._is_half_softmax(bench, rounded):
-            reason = (
-                f"{held['max_abs']:.3g} nats off at most: to the last bit what float32 gives where only the "
-                "log-softmax is taken in bfloat16"
-            )
+        halved = self._half_of(bench, rounded) if is_trainers and named is None else None
+        if halved is not None:
+            reason = f"{held['max_abs']:.3g} nats off at most: to the last bit it is {halved}, all else in float32"
             baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
             return []
         if held["verdict"] == "DIFF":
@@ -239,25 +239,24 @@ class _Recording(Struct):
         baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
         return []
 
-    def _is_half_softmax(self, bench: Bench, rounded: CellResult) -> bool:
-        """Whether it is bit for bit what a forward in float32 gives whose log-softmax is taken in bfloat16, and a
+    def _half_of(self, bench: Bench, rounded: CellResult) -> str | None:
+        """Which forward in float32 gives it bit for bit whose log-softmax, or head, is taken in bfloat16, where a
         forward in half precision (`rounded`) does not give it as well.
         """
         value = self.values[0]
-        if not value.is_rounded or value.known_BS.sum() < _FEWEST_TOLD:
-            return False
-        mistake = half_softmax(bench)
-        again = bench.beside(mistake.flags, mistake.name)
-        if again.run is None or rounded.run is None:
-            return False
+        if not value.is_rounded or value.known_BS.sum() < _FEWEST_TOLD or rounded.run is None:
+            return None
         batch = self.micro.batch
         slots = batch.layout().slots("next")
         known_N, values_N = (one.reshape(-1)[slots] for one in (value.known_BS, value.values_BS))
-        equal = [
-            float((values_N == given_N)[known_N].mean())
-            for given_N in (replayed_N(again.run, batch), half_of(replayed_N(rounded.run, batch)))
-        ]
-        return equal[0] >= _ALIKE and equal[1] <= _UNLIKE
+        unlike_N = (values_N != half_of(replayed_N(rounded.run, batch)))[known_N]
+        if unlike_N.sum() < _FEWEST_UNLIKE or unlike_N.mean() < 1 - _UNLIKE:
+            return None
+        for mistake in halves(bench):
+            again = bench.beside(mistake.flags, mistake.name)
+            if again.run is not None and (values_N == replayed_N(again.run, batch))[known_N].mean() >= _ALIKE:
+                return mistake.said
+        return None
 
     def _weigh_float32(self, bench: Bench, held: dict[str, Any]) -> list[str]:
         """Where the dump says float32 and that no matrix product was rounded to TF32, there is no half precision to be
@@ -421,9 +420,13 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     """Say why the trainer's own forward is not what each row alone gives, where the library's own batch is right. Notes
     on what was not asked.
     """
+    own = [one for one in bench.results if one.cell.get("forward") and one.part in ("cell", "control")]
+    return [note for one in own for note in _explain_own(bench, recording, one, why=why)]
+
+
+def _explain_own(bench: Bench, recording: _Recording, own: CellResult, *, why: bool) -> list[str]:
     micro, baseline = recording.micro, bench.baseline
-    own = next((one for one in bench.results if one.cell.get("forward")), None)
-    if own is None or own.run is None or own.cause is not None or own.agreement is None or baseline.run is None:
+    if own.run is None or own.cause is not None or own.agreement is None or baseline.run is None:
         return []
     own_N = replayed_N(own.run, micro.batch)
     is_large = _is_large(bench.plan, recording.run, micro) and not why
@@ -458,7 +461,7 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
             _explain_by_calls(bench, own, mean)
             return []
         own.cause = cause_of_recording(held)
-    others = (one for one in bench.results if one is not own)
+    others = (one for one in bench.results if not one.cell.get("forward"))
     if micro.rows is not None or is_large or any(one.agreement is False for one in others):
         return []
     shown = bench.own_shown(own, mean)
@@ -467,7 +470,7 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
         return []
     own.cause = explain(
         bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro),
-        is_rounded=bool((half_of(own_N) == own_N).all()),
+        is_rounded=bool((half_of(own_N) == own_N).all()), is_itself=own.cell["forward"] == ITSELF,
     )  # fmt: skip
     if own.cause["kind"] != "maths":
         return []

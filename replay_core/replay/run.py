@@ -14,11 +14,11 @@ from msgspec.structs import asdict, replace
 
 from replay_core.dumps import open_run
 from replay_core.dumps.step_log import Iteration, Micro, StepStage, lines_of
-from replay_core.errors import CellError, RldbgError
+from replay_core.errors import CellError, OwnForwardError, RldbgError
 from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run
-from replay_core.replay import attention, compiling, gpu, own_asked, own_code, settings, visibility, why
+from replay_core.replay import attention, called_whole, compiling, gpu, own_asked, own_code, settings, visibility, why
 from replay_core.replay.answer import Computed
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import BatchReplay
@@ -26,8 +26,9 @@ from replay_core.replay.effective import effective_settings, notes_on
 from replay_core.replay.flags import Flags
 from replay_core.replay.footprint import PeakMemory
 from replay_core.replay.held import HOLDER, Holder
+from replay_core.replay.mixed_dtypes import widened
 from replay_core.replay.model import LoadedModel, prepare
-from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.plan import ITSELF, ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.references import resolve, step_of
 from replay_core.replay.routing import Imposed
@@ -66,16 +67,25 @@ def run_cell(plan: ReplayPlan, on_event: OnEvent = ignore, holder: Holder | None
         model, load_s = _model(plan, run, recorded, holder or HOLDER, on_event)
         with _failures_named("the model could not be put into these settings"):
             prepared = prepare(model, flags)
+        stack.enter_context(widened(model.reference, is_cast=model.is_cast and flags.compile == "off"))
         notes = [*model_notes(plan, run, model), *notes, *prepared]
         if plan.backward:
             from replay_core.replay.training import train  # a replay without gradients never needs it
 
             return train(plan, flags, run, recorded, model, temperature, notes, load_s, on_event)
         with torch.no_grad():
+            if plan.forward == ITSELF:
+                return _whole(plan, flags, recorded, model, temperature, notes, load_s, on_event)
             if plan.forward is not None:
                 return _own_forward(plan, flags, recorded, model, temperature, notes, load_s, on_event)
             imposed = Imposed(read_routing(run, recorded)) if flags.routing == "recorded" else None
-            return _forward(plan, flags, recorded, model, temperature, notes, load_s, on_event, imposed)
+            try:
+                return _forward(plan, flags, recorded, model, temperature, notes, load_s, on_event, imposed)
+            except OwnForwardError as error:
+                if imposed is not None:
+                    raise  # which token routes where is told from the rows its backbone is given
+                notes = [*notes, f"{error.message}: it is called whole, and none of its modules is watched"]
+            return _whole(plan, flags, recorded, model, temperature, notes, load_s, on_event)
 
 
 def _forward(
@@ -133,7 +143,7 @@ def _own_forward(
     given = own_asked.given_to(cell)
     memory, started = PeakMemory(flags.device), time.perf_counter()
     logprobs = own_code.logprobs(
-        plan.forward, plan.forward_path, model.causal_lm, {**given, "temperature": temperature}
+        plan.forward, plan.forward_path, model.for_trainer, {**given, "temperature": temperature}
     )
     steady_s, peak_mib = time.perf_counter() - started, memory.mib()
     effective = effective_settings(flags, model, f"as {plan.forward} chose", temperature, "as the code chose")
@@ -145,6 +155,30 @@ def _own_forward(
         "memory": {"peak_mib": peak_mib, "forecast_logits_mib": None},
         "final_hidden": None,
         "forward": plan.forward,
+    }
+
+
+def _whole(
+    plan: ReplayPlan,
+    flags: Flags,
+    recorded: RecordedBatch,
+    model: LoadedModel,
+    temperature: float,
+    notes: list[str],
+    load_s: float,
+    on_event: OnEvent,
+) -> dict[str, Any]:
+    cell = BatchReplay(replace(plan, capture="none"), flags, recorded.batch, model, temperature, on_event)
+    answer = called_whole.computed(cell)
+    effective = effective_settings(flags, model, answer.attention, temperature, cell.arrangement.position_rule)
+    effective["routing"] = "live"
+    write(plan, recorded.key, model.reference, effective, stages(cell, answer), on_event)
+    return {
+        **described(plan, recorded, model, effective, [*notes, *cell.notes, *notes_on(flags, effective)]),
+        "time": {"load_s": load_s, "compile_s": None, "steady_s": answer.steady_s},
+        "memory": {"peak_mib": answer.peak_mib, "forecast_logits_mib": answer.forecast_mib},
+        "final_hidden": None,
+        "forward": ITSELF,
     }
 
 

@@ -10,7 +10,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from replay_core.errors import CellError
+from replay_core.errors import OwnForwardError
 from replay_core.replay.libraries import transformers
 
 
@@ -22,6 +22,14 @@ def has_own_forward(causal_lm: Any) -> bool:
     code = getattr(getattr(causal_lm.forward, "__func__", causal_lm.forward), "__code__", None)
     folder = Path(transformers.__file__).parent
     return code is None or folder not in Path(code.co_filename).parents
+
+
+def taken(causal_lm: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Those of the inputs that its forward has a name for, or all where it takes whatever it is given."""
+    parameters = inspect.signature(causal_lm.forward).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return inputs
+    return {name: one for name, one in inputs.items() if name in parameters}
 
 
 class WholeModel:
@@ -37,7 +45,7 @@ class WholeModel:
         """The backbone's output, `last_hidden_state` [b, s, D] of the tokens that `input_ids` [b, s] gives.
 
         Raises:
-            CellError: the model did not call its backbone with these tokens, one for one, or not in this order.
+            OwnForwardError: the model did not call its backbone with these tokens, one for one, or not in this order.
         """
         heard: list[Any] = []
         given: list[Any] = []
@@ -48,19 +56,19 @@ class WholeModel:
 
         handle = self._causal_lm.base_model.register_forward_hook(hear, with_kwargs=True)
         try:
-            self._causal_lm(**inputs, **self._fewest)
+            self._causal_lm(**taken(self._causal_lm, inputs), **self._fewest)
         finally:
             handle.remove()
         shapes = [tuple(one.last_hidden_state.shape[:2]) for one in heard if hasattr(one, "last_hidden_state")]
         if shapes != [tuple(inputs["input_ids"].shape)]:
-            raise CellError(
+            raise OwnForwardError(
                 "the model's own forward does not call its backbone once with the tokens it is given",
                 expected=str(tuple(inputs["input_ids"].shape)),
                 found=", ".join(map(str, shapes)) or "no call of the backbone",
                 hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
             )
         if _is_another_order(given[0], inputs["input_ids"]):
-            raise CellError(
+            raise OwnForwardError(
                 "the model's own forward gives its backbone the rows in another order",
                 expected="the rows as they are given",
                 hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",

@@ -136,6 +136,16 @@ def _half_softmax(trainer: Trainer) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, trainer.ids_BS[:, 1:, None])[..., 0].float()
 
 
+def _half_head(trainer: Trainer) -> torch.Tensor:
+    head = trainer.model.get_output_embeddings()
+    within = head.bfloat16().forward
+    head.forward = lambda hidden: within(hidden.bfloat16())
+    found = _half_softmax(trainer)
+    del head.forward
+    head.float()
+    return found
+
+
 def _moved(trainer: Trainer, *, by_mask: bool) -> torch.Tensor:
     """Rows with their tokens on the left, under the mask of rows with them on the right."""
     lead_B = trainer.mask_BS.shape[1] - trainer.lengths
@@ -212,6 +222,7 @@ def answer(
         (_ROTARY, _anew, "positions", "whose positions begin again at the response"),
         (_HYBRID, _state_over_padding, "padding", "of which the modules that carry a state are handed no mask"),
         (_ROTARY, _half_softmax, "maths", "is each row alone with its log-softmax taken in bfloat16"),
+        (_ROTARY, _half_head, "maths", "is each row alone with its head and log-softmax taken in bfloat16"),
         (_ROTARY, lambda one: _moved(one, by_mask=False), "own_keys", "its positions counting slots"),
         pytest.param(
             _LEARNED, lambda one: _moved(one, by_mask=True), "own_keys",
@@ -231,7 +242,7 @@ def answer(
     ],
     ids=[
         "no mask", "early", "late", "counted through", "slots", "padding seen", "from one", "anew", "state",
-        "half softmax", "moved, by slots", "moved",
+        "half softmax", "half head", "moved, by slots", "moved",
         "window lost", "window longer", "window shorter", "unscaled", "other base",
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,3 +99,24 @@ def test_a_process_that_the_code_forks_and_lets_come_back_answers_nothing(code, 
     with answers.open("a") as file:
         file.write(f"{answer}\n")
     assert answers.read_text() == f"{os.getpid()}\n", "one process came back"
+
+
+class _Tuned(torch.nn.Module):
+    """As PEFT lays itself around a model: what it wraps is asked for by name."""
+
+    def __init__(self, model, *, in_front=False):
+        super().__init__()
+        self.base_model, self.peft_config = model, {}
+        self.active_peft_config = SimpleNamespace(is_prompt_learning=in_front, peft_type="PROMPT_TUNING")
+
+    def get_base_model(self):
+        return self.base_model
+
+
+def test_the_model_within_what_trainers_lay_around_it_is_replayed():
+    model = torch.nn.Linear(2, 2)
+    assert own_code.unwrapped(model) is model
+    assert own_code.unwrapped(_Tuned(model)) is model
+    assert own_code.unwrapped(torch.compile(_Tuned(model), backend="eager")) is model
+    with pytest.raises(CellError, match="tokens of its own in front of every row"):
+        own_code.unwrapped(_Tuned(model, in_front=True))

@@ -1,4 +1,4 @@
-"""A model whose own forward does more than call its backbone is replayed whole."""
+"""A model whose own forward does more than call its backbone is replayed whole, or called so."""
 
 import functools
 from pathlib import Path
@@ -7,7 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from replay_core.errors import CellError, UnavailableError
+from replay_core.errors import UnavailableError
+from replay_core.export.outcome import exit_code
+from replay_core.replay.plan import ITSELF
 from replay_core.replay.whole_model import WholeModel, has_own_forward
 from tests.replay_core.replay.conftest import VOCABULARY, small_batch
 from tests.replay_core.replay.test_run import tensor
@@ -81,6 +83,81 @@ def sorting() -> LlamaForCausalLM:
     return model
 
 
+def _by_parts(split, *, back=True):
+    """Rows are computed in several calls, as `split` deals them out, and put back."""
+    model = llama()
+    within = model.forward
+
+    def forward(input_ids, attention_mask=None, position_ids=None, **given):
+        if len(input_ids) == 1:
+            return within(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **given)
+        order = torch.cat(split(attention_mask))
+        parts = [
+            within(
+                input_ids=input_ids[rows], attention_mask=attention_mask[rows], position_ids=position_ids[rows], **given
+            )
+            for rows in split(attention_mask)
+        ]  # fmt: skip
+        logits = torch.cat([one.logits for one in parts])
+        parts[0].logits = logits[order.argsort()] if back else logits
+        return parts[0]
+
+    model.forward = forward
+    return model
+
+
+def _by_length(mask_BS):
+    return [*mask_BS.sum(1).argsort(descending=True, stable=True).split(2)]
+
+
+def dealing() -> LlamaForCausalLM:
+    """The longest rows first, two at a time, and put back."""
+    return _by_parts(_by_length)
+
+
+def misdealing() -> LlamaForCausalLM:
+    """The same, and never put back."""
+    return _by_parts(_by_length, back=False)
+
+
+def _packing(*, is_apart):
+    """Its rows are laid end to end within, and back into rows."""
+    model = llama()
+    within = model.forward
+
+    def forward(input_ids, attention_mask=None, position_ids=None, **given):
+        if len(input_ids) == 1:
+            return within(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **given)
+        real_BS = attention_mask.bool()
+        positions_1T = (attention_mask.cumsum(1) - 1)[real_BS][None]
+        mask = None if is_apart else torch.ones_like(positions_1T)
+        put = within(input_ids=input_ids[real_BS][None], attention_mask=mask, position_ids=positions_1T, **given)
+        logits = put.logits.new_zeros(*input_ids.shape, put.logits.shape[-1])
+        logits[real_BS] = put.logits[0]
+        put.logits = logits
+        return put
+
+    model.forward = forward
+    return model
+
+
+def packing() -> LlamaForCausalLM:
+    return _packing(is_apart=True)
+
+
+def mispacking() -> LlamaForCausalLM:
+    """Its samples see each other."""
+    return _packing(is_apart=False)
+
+
+def strict() -> LlamaForCausalLM:
+    """A forward that takes two things, and nothing else."""
+    model = llama()
+    within = model.forward
+    model.forward = lambda input_ids, attention_mask=None: within(input_ids=input_ids, attention_mask=attention_mask)
+    return model
+
+
 class Halving(LlamaForCausalLM):
     """Calls its backbone twice, each time with half of the tokens."""
 
@@ -115,9 +192,13 @@ def test_what_a_wrapped_forward_makes_of_the_mask_is_in_the_log_probabilities(re
     assert "carries state over" not in " ".join(cell["notes"])
 
 
-def test_a_forward_that_lays_its_tokens_otherwise_is_left_out_and_that_is_said(replay):
+def test_a_forward_that_lays_its_tokens_otherwise_is_called_whole(replay):
+    expected = own_logprobs(halving())
     cell = replay("packing=off", **plan("halving"))
-    assert "what it does besides is not replayed" in " ".join(cell["notes"])
+    found = torch.tensor(tensor(cell, "forward_data", "log_probs"))[1, : len(expected)]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert cell["forward"] == ITSELF
+    assert "it is called whole, and none of its modules is watched" in " ".join(cell["notes"])
 
 
 def test_a_backbone_is_compiled_alone_and_a_model_with_a_forward_of_its_own_is_not_compiled(replay):
@@ -142,15 +223,39 @@ def test_a_model_that_is_run_whole_answers_what_its_backbone_answers():
     assert not model.model._forward_hooks
 
 
-@pytest.mark.parametrize("model", ["rolling", "clipping"])
-def test_a_head_that_looks_at_other_rows_is_refused_by_name(replay, model):
-    with pytest.raises(CellError, match="depends on the batch: it gives a row other logits beside another row"):
-        replay("packing=off", **plan(model))
+@pytest.mark.parametrize("model", ["sorting", "dealing", "packing", "halving"])
+@pytest.mark.parametrize("flags", ["packing=off", "packing=on"])
+def test_rows_that_a_model_moves_within_and_puts_back_are_right(ask, model, flags):
+    answer = ask(flags, plan=plan(model))
+    assert exit_code(answer) == 0, answer["cells"]
+    assert any(cell["forward"] == ITSELF for cell in answer["cells"])
 
 
-def test_rows_in_another_order_are_refused_by_name(replay):
-    with pytest.raises(CellError, match="gives its backbone the rows in another order"):
-        replay("packing=off", **plan("sorting"))
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [("rolling", ["other_samples"]), ("misdealing", ["other_samples"]), ("mispacking", ["other_samples"]),
+     ("clipping", ["batch", "other_samples"])],
+)  # fmt: skip
+def test_what_a_model_that_is_called_whole_lets_move_whom_names_the_cause(ask, model, kinds):
+    answer = ask("packing=off", plan=plan(model))
+    assert exit_code(answer) == 1
+    cause = answer["cells"][-1]["cause"]
+    assert cause["kind"] in kinds, cause
+    # A pack that shows the same says more.
+    said = "a pack without the mask between samples" if model == "mispacking" else "changing row"
+    assert said in cause["sentence"]
+
+
+def test_a_model_that_is_called_whole_is_not_compiled(replay):
+    with pytest.raises(UnavailableError, match="is not transformers' own"):
+        replay("packing=off compile=aot_eager", **plan("rolling"))
+
+
+def test_a_forward_is_given_what_it_takes(replay):
+    expected = own_logprobs(strict())
+    cell = replay("packing=off", **plan("strict"))
+    found = torch.tensor(tensor(cell, "forward_data", "log_probs"))[1, : len(expected)]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_head_of_its_own_that_looks_at_each_token_is_run(replay):
