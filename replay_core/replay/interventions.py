@@ -705,7 +705,8 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
         for config, _ in experts:
             # Grouped products know no float64.
             config._experts_implementation = "eager"
-        with widened(model.reference, is_cast=is_cast):
+        halves = frozenset(one.dtype for one in before.values() if one.dtype.itemsize == 2)
+        with widened(model.reference, is_cast=is_cast, built=halves, asked=dtype):
             yield
     finally:
         for handle in masked:

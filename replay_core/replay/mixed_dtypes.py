@@ -1,5 +1,6 @@
 """Code of a factory's own beside a model that is asked in a finer dtype than it was built in: tensors that a hook holds
-on to (an adapter's, a steering vector) stay in theirs, and torch multiplies no two dtypes.
+on to (an adapter's, a steering vector) stay in theirs, and torch multiplies no two dtypes. A hook that casts to the
+dtype of the model as it was built (behind a norm in float32) would round the finer pass as well.
 """
 
 from __future__ import annotations
@@ -14,10 +15,21 @@ from replay_core.replay.references import FACTORY
 
 
 class _Widening(TorchFunctionMode):  # type: ignore[misc]
-    """Where torch refuses floats of two dtypes, the narrower are widened, by which they lose nothing."""
+    """Where torch refuses floats of two dtypes, the narrower are widened, by which they lose nothing. Casts to one of
+    `built` are casts to `asked`.
+    """
+
+    def __init__(self, built: frozenset[torch.dtype] = frozenset(), asked: torch.dtype | None = None) -> None:
+        super().__init__()
+        self._built, self._asked = built, asked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._built and (func in _CASTS or _NAMED.get(func) in self._built) and args and _is_float(args[0]):
+            if func in _NAMED:
+                return args[0].to(self._asked)
+            args = tuple(self._asked if self._is_built(one) else one for one in args)
+            kwargs = {name: self._asked if self._is_built(one) else one for name, one in kwargs.items()}
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -29,12 +41,23 @@ class _Widening(TorchFunctionMode):  # type: ignore[misc]
             wide = [one.to(widest) if _is_float(one) else one for one in args]
             return func(*wide, **{name: one.to(widest) if _is_float(one) else one for name, one in kwargs.items()})
 
+    def _is_built(self, value: Any) -> bool:
+        return isinstance(value, torch.dtype) and value in self._built
 
-def widened(reference: str, *, is_cast: bool) -> contextlib.AbstractContextManager[Any]:
+
+_CASTS = (torch.Tensor.to, torch.Tensor.type)
+_NAMED: dict[Any, torch.dtype] = {torch.Tensor.bfloat16: torch.bfloat16, torch.Tensor.half: torch.float16}
+
+
+def widened(
+    reference: str, *, is_cast: bool, built: frozenset[torch.dtype] = frozenset(), asked: torch.dtype | None = None
+) -> contextlib.AbstractContextManager[Any]:
     """For the passes of a model of this reference; `is_cast`: in another dtype than it was built in. Its own is left
     alone: what fails there fails the trainer as well.
+
+    built: half precisions that its weights are in, which `asked` stands for in a finer pass.
     """
-    return _Widening() if is_cast and reference.startswith(FACTORY) else contextlib.nullcontext()
+    return _Widening(built, asked) if is_cast and reference.startswith(FACTORY) else contextlib.nullcontext()
 
 
 def _is_float(value: Any) -> bool:
