@@ -124,8 +124,8 @@ class Head:
 
     Raises:
         CellError: neither the model's own code on given hidden states nor its output embedding reproduces them.
-        OwnForwardError: that code gives a row other logits beside another row, which a head that is run on tokens
-            cannot.
+        OwnForwardError: that code is not transformers' and does not reproduce them, or gives a row other logits beside
+            another row or in a later call, which a head that is run on hidden states cannot.
     """
 
     def __init__(
@@ -145,19 +145,40 @@ class Head:
             self._compute = self._own_code if self._runs(hidden_1ND) else causal_lm.get_output_embeddings()
             self.note = "two forwards of the same tokens differ: the model carries state over from call to call"
         else:
-            raise CellError(
+            # What its own code makes of more than hidden states (its tokens) is seen where the whole of it is called.
+            refused = OwnForwardError if _has_own_code(causal_lm) else CellError
+            raise refused(
                 "the model's head cannot be run on hidden states alone: its logits come out different",
                 found=type(causal_lm).__name__,
                 hint="this architecture needs its own forward; please report it",
             )
 
-        if _has_own_code(causal_lm) and self._depends_on_rows(hidden_1ND):
+        on = self._depends_on(hidden_1ND) if _has_own_code(causal_lm) else None
+        if on is not None:
             raise OwnForwardError(
-                "the model's head depends on the batch: it gives a row other logits beside another row, and is not run "
-                "on rows here",
+                f"the model's head depends on {on[0]}: it gives a row other logits {on[1]}, and is not run on rows "
+                "here",
                 expected="the logits that it gives the row alone",
                 hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
             )
+
+    def _depends_on(self, hidden_1ND: torch.Tensor) -> tuple[str, str] | None:
+        """What else than a row's own hidden states comes into its logits, and when they are others; None where nothing
+        does.
+        """
+        if self._compute == self._own_code:
+            tokens_1N = 1 + torch.arange(hidden_1ND.shape[1], device=hidden_1ND.device)[None] % 7
+            try:
+                first = self._own_code(hidden_1ND).float()
+                self._own_code(1.5 * hidden_1ND.flip(1), tokens_1N)
+                later = self._own_code(hidden_1ND).float()
+            except Exception:  # as `_agrees`
+                return None
+            size = float(first.norm())
+            is_known = first.shape == later.shape and math.isfinite(size)
+            if is_known and float((later - first).norm()) > _OF_OTHER_ROWS * size:
+                return "what was called before", "in its next call"
+        return ("the batch", "beside another row") if self._depends_on_rows(hidden_1ND) else None
 
     def _depends_on_rows(self, hidden_1ND: torch.Tensor) -> bool:
         """Whether the same hidden states come out otherwise beside a row of others, larger and in another order."""
@@ -185,10 +206,11 @@ class Head:
         """Logits [N, V] of hidden states [N, D], in the model's dtype."""
         return self._compute(hidden_ND[None])[0]
 
-    def _own_code(self, hidden_1ND: torch.Tensor) -> torch.Tensor:
+    def _own_code(self, hidden_1ND: torch.Tensor, ids_1N: torch.Tensor | None = None) -> torch.Tensor:
         with self._swapped():
             self._stub.hidden = hidden_1ND
-            ids_1N = torch.zeros(hidden_1ND.shape[:2], dtype=torch.long, device=hidden_1ND.device)
+            if ids_1N is None:
+                ids_1N = torch.zeros(hidden_1ND.shape[:2], dtype=torch.long, device=hidden_1ND.device)
             try:
                 given = taken(self._causal_lm, {"input_ids": ids_1N, "use_cache": False})
                 logits: torch.Tensor = self._causal_lm(**given).logits

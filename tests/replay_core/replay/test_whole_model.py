@@ -64,6 +64,35 @@ def capping() -> LlamaForCausalLM:
     return _with_head(lambda logits: 2 * torch.tanh(logits / 2))
 
 
+def remembering() -> LlamaForCausalLM:
+    """What tokens the last call held is made less likely: its final states are right, and its logits another call's."""
+    model, last = llama(), dict[str, torch.Tensor]()
+
+    def look(_module, args, kwargs, put):
+        if "counts" in last:
+            put.logits = put.logits - 0.7 * last["counts"].clamp(max=3)
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        last["counts"] = torch.bincount(ids.flatten(), minlength=VOCABULARY).float()
+        return put
+
+    model.register_forward_hook(look, with_kwargs=True)
+    return model
+
+
+def penalising() -> LlamaForCausalLM:
+    """Tokens of the row itself are made less likely, which hidden states alone do not tell."""
+    model = llama()
+
+    def look(_module, args, kwargs, put):
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        seen = torch.nn.functional.one_hot(ids, VOCABULARY).cumsum(1).clamp(max=1)
+        put.logits = put.logits - 0.7 * seen
+        return put
+
+    model.register_forward_hook(look, with_kwargs=True)
+    return model
+
+
 def sorting() -> LlamaForCausalLM:
     """Rows are sorted by their length, and put back."""
     model = llama()
@@ -231,10 +260,16 @@ def test_rows_that_a_model_moves_within_and_puts_back_are_right(ask, model, flag
     assert any(cell["forward"] == ITSELF for cell in answer["cells"])
 
 
+def test_a_head_that_looks_at_the_tokens_is_called_with_them(ask):
+    answer = ask("packing=off", plan=plan("penalising"))
+    assert [cell["outcome"] for cell in answer["cells"]] == ["ran", "ran"]
+    assert any(cell["forward"] == ITSELF for cell in answer["cells"])
+
+
 @pytest.mark.parametrize(
     ("model", "kinds"),
     [("rolling", ["other_samples"]), ("misdealing", ["other_samples"]), ("mispacking", ["other_samples"]),
-     ("clipping", ["batch", "other_samples"])],
+     ("clipping", ["batch", "other_samples"]), ("remembering", ["state"])],
 )  # fmt: skip
 def test_what_a_model_that_is_called_whole_lets_move_whom_names_the_cause(ask, model, kinds):
     answer = ask("packing=off", plan=plan(model))
@@ -242,8 +277,11 @@ def test_what_a_model_that_is_called_whole_lets_move_whom_names_the_cause(ask, m
     cause = answer["cells"][-1]["cause"]
     assert cause["kind"] in kinds, cause
     # A pack that shows the same says more.
-    said = "a pack without the mask between samples" if model == "mispacking" else "changing row"
-    assert said in cause["sentence"]
+    said = {
+        "mispacking": "a pack without the mask between samples",
+        "remembering": "nothing was changed but what it was called with before",
+    }
+    assert said.get(model, "changing row") in cause["sentence"]
 
 
 def test_a_model_that_is_called_whole_is_not_compiled(replay):
