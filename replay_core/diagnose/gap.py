@@ -64,6 +64,9 @@ UNRELATED = 1.0
 MOVED, ON_A_LINE = 0.01, 0.85
 #: Log-probabilities below which a token has company.
 UNSURE = -0.3
+#: Nats within which two numbers are one (bf16), and by which they are two; the share of tokens that have to be so; and
+#: the log-probability of a token with company that a part of it could be taken from.
+ALIKE, BEYOND, MOSTLY_SAME, UNSURE_OF_ONE = 0.01, 0.02, 0.97, -0.1
 
 
 class Gap(Struct, dict=True):
@@ -276,11 +279,31 @@ class Gap(Struct, dict=True):
         sampled = self.rollout.values_N[self.both_N] != 0
         return float(self.d[sampled].mean()) if sampled.any() else float(self.d.mean())
 
+    @cached_property
+    def of_the_likeliest(self) -> tuple[int, int] | None:
+        """Tokens of a place that has one likelier, which the rollout gives that one's number, and tokens that are the
+        likeliest, which it gives their own; None where its numbers are not so. A token that the trainer gives more than
+        half is the likeliest of its place, and no other there has more than that one leaves.
+        """
+        x, y = self._pair
+        same = np.abs(x - y) < ALIKE
+        likeliest, other = x > np.log(0.5) + ALIKE, (y - x) > BEYOND
+        unsure = likeliest & (x < UNSURE_OF_ONE)
+        if min(int(unsure.sum()), int(other.sum())) < FEWEST or not same[likeliest].mean() > MOSTLY_SAME:
+            return None
+        fits = np.exp(y[other]) <= 1 - np.exp(x[other]) + 0.02
+        if not fits.mean() > MOSTLY_SAME or not (same | other).mean() > MOSTLY_SAME:
+            return None
+        return int(other.sum()), int(same.sum())
+
     @property
     def is_truncated(self) -> bool:
-        """Whether the rollout's probabilities are all larger: renormalised over the tokens top-p or top-k kept."""
+        """Whether the rollout's probabilities are all larger: renormalised over the tokens top-p or top-k kept. What is
+        left is more of everything: those of the likeliest token alone leave that one's own as they are.
+        """
         return (
             not self.is_shifted
+            and self.of_the_likeliest is None
             and self.after_softmax is None
             and not self.is_tempered
             and not self.is_stale

@@ -9,9 +9,9 @@ from msgspec import Struct, field
 
 from replay_core.diagnose.apart import Apart
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence, listed, shown
+from replay_core.diagnose.finding import Evidence, listed, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, Gap, also, is_of_padding, twins_of
+from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, MOSTLY_SAME, Gap, also, is_of_padding, twins_of
 from replay_core.diagnose.passes import before_any_update_N
 
 #: Nats by which the first response token differs in the median, and how many times as far as the others, where the
@@ -96,7 +96,13 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     d_N[between.both_N] = np.abs(between.d)
     repeated = Repeated()
     repeated.take(batch, between)
-    if told_alone := _given(batch, between, d_N) or gathered_elsewhere(batch, between) or repeated.told():
+    if told_alone := (
+        _given(batch, between, d_N)
+        or _likeliest(between)
+        or gathered_elsewhere(batch, between)
+        or repeated.told()
+        or _of_later_turns(batch, between)
+    ):
         return told_alone
     if (block := _block_of_rows(between)) is not None:
         return block
@@ -237,6 +243,71 @@ def _given(batch: StepBatch, between: Gap, d_N: Array) -> MismatchCause | None:
         ],
         is_of_a_forward=True,
     )  # fmt: skip
+
+
+def _likeliest(between: Gap) -> MismatchCause | None:
+    """An engine that reports the best token of each place in the place of the one that it sampled."""
+    found = between.of_the_likeliest
+    if found is None:
+        return None
+    others, own = found
+    return MismatchCause(
+        "the engine's numbers are those of the likeliest token of each place, not of the sampled one",
+        "the engine's log-probabilities are taken from the head of its top list (the first of top_logprobs, an "
+        "argmax) and not looked up by the token that was sampled: they agree where that is the "
+        "likeliest, and are too large everywhere else",
+        [
+            shown("tokens with a likelier one beside them, which the engine gives more", others),
+            shown("tokens that agree", own),
+            shown("of those that the trainer gives over half, how many agree", f"over {100 * MOSTLY_SAME:.0f} %"),
+        ],
+        is_of_a_forward=True,
+        is_of_tokens=True,
+    )
+
+
+#: Tokens of first turns, and of later ones, before they tell; and how little the former are off beside the latter.
+OF_TURNS, BESIDE_TURNS = 24, 0.1
+
+
+def _of_later_turns(batch: StepBatch, between: Gap) -> MismatchCause | None:
+    """First turns that agree, in samples whose later turns do not: what stands before a later turn is not the same."""
+    later_N = np.zeros(between.both_N.size, dtype=bool)
+    several_N = np.zeros(between.both_N.size, dtype=bool)
+    for span in batch.flat.spans:
+        at = span.start + np.flatnonzero(between.both_N[span])
+        gaps = np.flatnonzero(np.diff(at) > 2) if len(at) else np.zeros(0, dtype=int)
+        if gaps.size:
+            later_N[at[gaps[0] + 1 :]] = True
+            several_N[at] = True
+    first_N = several_N & ~later_N
+    if min(int(first_N.sum()), int(later_N.sum())) < OF_TURNS:
+        return None
+    d_N = np.zeros(between.both_N.size)
+    d_N[between.both_N] = np.abs(between.d)
+    first, later = float(d_N[first_N].mean()), float(d_N[later_N].mean())
+    if later <= DISAGREE or first > min(BESIDE_TURNS * later, DISAGREE) or not _are_most(d_N, later_N):
+        return None
+    off = batch.flat.count(later_N & (d_N > DISAGREE))
+    several = int((batch.flat.count(later_N) > 0).sum())
+    return MismatchCause(
+        "all of it behind the first tool output or user turn, first turns agree: engine and trainer see another "
+        "conversation before the later turns",
+        "what stands before a later turn is not the same on the two sides: the chat template drops or rewrites what an "
+        "earlier turn held (its thinking, its tool calls) when the engine is asked again, tool output is cut or encoded "
+        "otherwise, or a separator is missing. Take over the tokens that the engine was given, and never build the "
+        "history anew from messages",
+        [
+            shown("mean |d| of first turns", first),
+            shown("mean |d| of later turns", later, "as the first"),
+            shown("responses of several turns whose later ones are off", share(int((off > 0).sum()), several)),
+        ],
+        is_of_a_forward=True,
+    )
+
+
+def _are_most(d_N: Array, part_N: Array) -> bool:
+    return bool(d_N[part_N].sum() >= ON_GIVEN * d_N.sum())
 
 
 #: Rows side by side that are off, and as many that agree, before it is no chance; and how little those differ.

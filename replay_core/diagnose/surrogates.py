@@ -26,8 +26,16 @@ if TYPE_CHECKING:
 
 #: Clip ranges of published recipes (low, high): PPO, DAPO, tighter and wider ones, GSPO's.
 RANGES = ((0.2, 0.2), (0.2, 0.28), (0.1, 0.1), (0.3, 0.3), (0.2, 0.3), (0.2, 0.4), (3e-4, 4e-4), (3e-3, 4e-3))
-#: What a batch of wide ratios is clipped at besides: no range at all.
+#: Where the loss of a negative advantage is cut besides, in times the advantage (dual clip), and how runs state it.
 DUAL = 3.0
+_DUAL_WORDS = ("clip_ratio_c", "dual_clip", "dual_clip_c", "eps_clip_c", "clip_dual", "dual_clip_ratio")
+#: Where it is cut by mistake: constants that are no published ones, and a ratio's own bounds.
+_DUALS = (*(round(1 + 0.05 * step, 2) for step in range(41)), 3.5, 4.0, 5.0, 8.0, 10.0, 20.0)
+_DUAL_AT = "the dual clip acts at "
+_OF_DUAL = (
+    "the constant that is configured does not reach the loss, or another bound (the clip range) is handed over in its "
+    "place: of a negative advantage whatever has a ratio above it has no gradient, and bad answers are not pushed down"
+)
 #: Relative agreement of a recomputed loss in every micro-batch; those below the second are rounding.
 CLOSE, FLOOR = 2e-4, 1e-6
 #: Micro-batches that must agree before a free factor is no chance.
@@ -133,7 +141,7 @@ class Surrogate(Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        return _CAUSES[self.mistake]
+        return _OF_DUAL if self.mistake.startswith(_DUAL_AT) else _CAUSES[self.mistake]
 
     def severity(self, algorithm: Algorithm) -> Severity:
         """An error contradicts the estimator, or the clip range, that is stated; what some algorithm makes on purpose,
@@ -153,6 +161,8 @@ class Surrogate(Struct, frozen=True):
             or algorithm.is_off_policy
             or (algorithm.takes_engine_as_old is None and not algorithm.estimator),
         }
+        if self.mistake.startswith(_DUAL_AT):
+            return "error" if dual_clip(algorithm) else "info"
         if self.mistake == _OF_ENGINE and algorithm.takes_engine_as_old is None and not meant[_OF_ENGINE]:
             return "warning"
         return "info" if meant.get(self.mistake) else "error"
@@ -160,7 +170,13 @@ class Surrogate(Struct, frozen=True):
     @property
     def link(self) -> str:
         """Where in the chain the mistake is."""
-        return "ratio" if self.mistake in _OF_RATIO else "loss"
+        return "ratio" if self.mistake in _OF_RATIO or self.mistake.startswith(_DUAL_AT) else "loss"
+
+
+def dual_clip(algorithm: Algorithm) -> float | None:
+    """Where a run states that the loss of a negative advantage is cut, in times the advantage; None where nowhere."""
+    stated = algorithm.number(*_DUAL_WORDS)
+    return stated if stated and stated > 1 else None
 
 
 def by_sequence(batch: StepBatch, ratio_N: Array, known_N: Array, *, summed: bool = False) -> Array:
@@ -237,12 +253,14 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
     stated = batch.laid.algorithm.clip_range
     ranges = (*((stated,) if stated else ()), *RANGES, (0.0, 0.0))
     kinds = [r_N, by_sequence(batch, r_N, known_N)]
+    duals = dict.fromkeys((dual_clip(batch.laid.algorithm) or DUAL, DUAL))
     for w in every_w:
         for ratio_N in kinds[::-1] if batch.laid.algorithm.is_by_sequence else kinds:
             for low, high in ranges:
                 plain_N = policy_loss.clipped(ratio_N, a_N, clip_low=low, clip_high=high)
                 yield Surrogate(w * plain_N, (low, high))
-                yield Surrogate(w * np.where(a_N < 0, np.minimum(plain_N, -DUAL * a_N), plain_N), (low, high))
+                for most in duals:
+                    yield Surrogate(w * np.where(a_N < 0, np.minimum(plain_N, -most * a_N), plain_N), (low, high))
                 # CISPO's; without a range no ratio is left of it.
                 if logp_N is not None and high:
                     yield Surrogate(-w * ratio_N.clip(1 - low, 1 + high) * a_N * logp_N, (low, high))
@@ -281,6 +299,23 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
                 yield Surrogate(plain_N, (low, high), _OVER_WIDTH)
     yield from _of_other_advantages(batch, a_N, r_N, ranges[:1])
     yield from _of_other_ratios(batch, a_N, r_N, known_N, ranges)
+    for w in every_w:
+        yield from _of_other_duals(batch, w, a_N, r_N, ranges[0])
+
+
+def _of_other_duals(
+    batch: StepBatch, w: Array | float, a_N: Array, r_N: Array, clip: tuple[float, float]
+) -> Iterator[Surrogate]:
+    """A dual clip at another constant than the stated one, as far as ratios of negative advantages come to it."""
+    stated = dual_clip(batch.laid.algorithm)
+    largest = float(r_N[a_N < 0].max(initial=0.0))
+    plain_N = policy_loss.clipped(r_N, a_N, clip_low=clip[0], clip_high=clip[1])
+    for most in _DUALS:
+        if most < largest and most not in (stated, DUAL):
+            cut_N = np.where(a_N < 0, np.minimum(plain_N, -most * a_N), plain_N)
+            beside = "" if stated is None else f", and the run states {stated:g}"
+            what = f"{_DUAL_AT}{most:g}{beside}: losses of negative advantages are cut at {most:g} times the advantage"
+            yield Surrogate(w * cut_N, clip, what)
 
 
 def _over_widths(batch: StepBatch, sum_N: Array) -> Iterator[Array]:

@@ -58,6 +58,10 @@ def added_up(case: Case) -> Iterator[Finding]:
     schedule divides by afterwards; an error where it is one over that count, and pg_loss a share of the update already.
     One negative factor in all of them is an error; one below two thirds that neither the micro-batches of an update nor
     what is stated makes is worth knowing.
+
+    Where the critic's loss is logged beside the two (one trunk with a value head) its coefficient is solved for
+    likewise: an error where it is negative, and where it is another one than stated (3 times and more, a third and
+    less; a weight of 1 may be of a loss that holds its coefficient, and none that of a critic of its own).
     """
     rows = [
         (loss, pg, kl or 0.0, record)
@@ -86,7 +90,68 @@ def added_up(case: Case) -> Iterator[Finding]:
             found.append(_judged_entropy(case, weight, place, steps, told))
         else:
             found.append(_entropy(case, scales))
+    if not any(found):
+        found.append(_value(case, scales))
     yield from (one for one in found if one is not None)
+
+
+#: How runs state the weight of a value head's loss, and how records name that loss.
+_VALUE_WEIGHTS = ("vf_coef", "value_loss_coef", "value_coef", "vf_loss_coef", "value_loss_weight", "critic_coef",
+                  "c1")  # fmt: skip
+_VALUE_LOSSES = ("vf_loss", "value_loss", "critic_loss", "v_loss")
+
+
+def _value(case: Case, scales: list[float]) -> Finding | None:
+    """The coefficient of a value head's loss, where it alone is added to the policy's."""
+    for name in _VALUE_LOSSES:
+        rows = [
+            (loss, pg, value, record)
+            for record in case.records() if record.key.stage not in ("training_metrics", "param", "gradient")
+            for loss, pg, value in [_numbers(record, "loss", "pg_loss", name)]
+            if loss is not None and pg is not None and value is not None and value > LEAST
+        ]  # fmt: skip
+        if len(rows) < FEWEST:
+            continue
+        stated = stated_number(case.run.flags or {}, *_VALUE_WEIGHTS) or stated_number(case.run.facts, *_VALUE_WEIGHTS)
+        solved = _solved(rows, scales, stated)
+        if solved is None:
+            return None
+        weight, divisor = solved
+        if weight < -1e-9:
+            claim = f"the critic's loss is subtracted: it has the wrong sign in the loss (coefficient {weight:.3g})"
+            cause = "the sign of the term is turned where the loss is summed up: the value head unlearns its returns"
+        elif stated and weight > 1e-9 and not _is_as_stated(weight, stated):
+            claim = f"the critic's loss weighs {weight:.3g} in the loss, and the run states a coefficient of "
+            claim += f"{stated:g}: {weight / stated:.3g} times as much"
+            cause = (
+                "the coefficient that is configured does not reach the loss, or is scaled on its way: one trunk is "
+                + ("moved by the values' errors, and the policy drifts with it" if weight > stated
+                   else "hardly moved by the values' errors, and the advantages are of an untrained critic")
+            )  # fmt: skip
+        else:
+            return None
+        record = max(rows, key=lambda row: abs(row[2]))[3]
+        return replace(
+            error(
+                claim,
+                Where.of(record, name),
+                shown("coefficient that solves loss = pg_loss + c x the critic's", weight, "> 0", record.path.name),
+                shown("micro-batches", len(rows)),
+                *([] if stated is None else [shown("coefficient that is stated", stated)]),
+                *([] if divisor == 1 else [shown("each loss is divided by", divisor)]),
+                cause=cause,
+                next_step=_LOOK_AT_SUM,
+            ),
+            steps=tuple(sorted({one.key.step for *_, one in rows if one.key.step is not None})),
+        )
+    return None
+
+
+def _is_as_stated(weight: float, stated: float) -> bool:
+    """Whether a value loss weighs what is stated: as it is, with its coefficient already in it, or as half a square on
+    one of the two sides.
+    """
+    return abs(weight - 1) <= LEFT or any(1 / WEIGHED < weight / stated * half < WEIGHED for half in (1.0, 2.0, 0.5))
 
 
 def _scales(case: Case, records: list[Record]) -> list[float]:

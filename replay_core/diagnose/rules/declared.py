@@ -61,7 +61,7 @@ def _groups(case: Case, looked: list[bool]) -> Iterator[Finding]:
         batch = batch.once
         if batch.group_B is None:
             continue
-        sizes |= set(np.bincount(batch.group_B).tolist())
+        sizes |= set(np.bincount(batch.group_B[batch.recorded_once]).tolist())
         steps += [] if batch.step is None else [batch.step]
         where = where or batch.laid.where(batch.columns.reward_name, sample=0)
         prompts = batch.prompt_B

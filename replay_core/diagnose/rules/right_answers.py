@@ -82,7 +82,8 @@ def not_paid(case: Case) -> Finding | None:
     that hold both and are not all alike, and lie on other rows. A warning where all answers of a prompt have one score,
     in .95 of the groups that hold right and wrong ones. A warning where a part of the right answers (8, and a tenth of
     them) has no more than wrong ones have, with what sets these apart from those that are paid: their length, their
-    first word, a word in them, their row. Of texts only answers whose marks (tags) some paid answer has are counted.
+    first word, a word in them, their row, a ground truth that is empty, or their prompt (all right answers to 3 and
+    more of them unpaid, all to 3 and more paid). Of texts only answers whose marks (tags) some paid answer has are counted.
     """
     steps = _steps(case)
     right = sum(int(one.right_B.sum()) for one in steps)
@@ -180,6 +181,50 @@ def _of_the_prompt(steps: list[_PaidStep], close: float, told: list[Evidence]) -
     )
 
 
+_EMPTY = "whose ground truth is empty"
+_OF_PROMPTS = "all right ones to some prompts, and none to the others"
+#: Prompts with two right answers and more, of either kind, before it is no chance that all of them are treated alike.
+PROMPTS = 3
+
+
+def _paid_or_not(one: _PaidStep, full: float, most: float, close: float) -> tuple[Array, Array]:
+    """Right answers that have no more than wrong ones have, and those that have the full score."""
+    return one.right_B & (one.score_B <= most + close), one.right_B & (one.score_B >= full - close)
+
+
+def _without_truth(steps: list[_PaidStep], full: float, most: float, close: float) -> Trait | None:
+    """Right answers without a score, nearly all of which have no ground truth, which the paid ones have."""
+    off = off_empty = paid = paid_empty = 0
+    for one in steps:
+        truths = one.batch.columns.texts("ground_truth")
+        if truths is None:
+            return None
+        empty_B = np.array([not truth.strip() or truth.strip() in ("None", "null", "nan") for truth in truths])
+        off_B, paid_B = _paid_or_not(one, full, most, close)
+        off, off_empty = off + int(off_B.sum()), off_empty + int((off_B & empty_B).sum())
+        paid, paid_empty = paid + int(paid_B.sum()), paid_empty + int((paid_B & empty_B).sum())
+    # Of a step in which no label is recorded, and what is paid has none either, it tells nothing.
+    if off_empty < UNPAID or off_empty < MOST * off or paid < UNPAID or paid_empty > (1 - MOST) * paid:
+        return None
+    return Trait(_EMPTY, off_empty, off_empty + paid_empty, off - off_empty, off + paid - off_empty - paid_empty)
+
+
+def _by_prompt(steps: list[_PaidStep], full: float, most: float, close: float) -> list[Evidence] | None:
+    """Prompts to which all right answers are unpaid, and such to which all are paid, and none in between."""
+    without = with_ = between = 0
+    for one in steps:
+        off_B, paid_B = _paid_or_not(one, full, most, close)
+        for group in range(one.groups):
+            inside_B = one.group_B == group
+            off, paid = int((off_B & inside_B).sum()), int((paid_B & inside_B).sum())
+            if off + paid >= 2:
+                without, with_, between = without + (not paid), with_ + (not off), between + bool(off and paid)
+    if min(without, with_) < PROMPTS or between > (1 - MOST) * (without + with_):
+        return None
+    return [shown("prompts whose right answers (2 and more) are all unpaid, all paid, and some of each",
+                  f"{without}, {with_}, {between}")]  # fmt: skip
+
+
 def _unpaid(steps: list[_PaidStep], full: float, low: float, told: list[Evidence]) -> Finding | None:
     """Right answers that have no more than wrong ones have, and what sets them apart."""
     wrong = np.concatenate([one.score_B[~one.right_B] for one in steps])
@@ -207,22 +252,32 @@ def _unpaid(steps: list[_PaidStep], full: float, low: float, told: list[Evidence
             first = one, int(off_B.argmax())
     if first is None or unpaid < max(UNPAID, SOME * right) or _falls_with_length(steps, full - close):
         return None
-    trait: Trait | None = apart.told()
+    trait: Trait | None = _without_truth(steps, full, most, close) or apart.told()
+    of_prompts = _by_prompt(steps, full, most, close) if trait is None else None
     # Texts that end in the truth may be wrong in what they hold before it: only where something sets them apart.
-    if trait is None and not first[0].by:
+    if trait is None and of_prompts is None and not first[0].by:
         return None
     one, at = first
     level = f"{scores[0]:.4g}" if max(scores) - min(scores) <= close else f"{min(scores):.4g} to {max(scores):.4g}"
     return warning(
         f"right answers are paid as wrong ones: {share(unpaid, right)} have the score {level}"
-        + (f", those {trait.words}" if trait is not None else ""),
+        + (f", those {trait.words}" if trait is not None else f", {_OF_PROMPTS}" if of_prompts is not None else ""),
         one.batch.laid.where(one.batch.columns.reward_name, sample=at),
         *([] if trait is None else [trait.evidence]),
+        *(of_prompts or []),
         shown("median score of wrong answers", most), shown("full score", full),
         *told,
-        cause="the reward function does not find these answers: a parser that cuts the response, wants the answer in "
+        cause="the reward function is given no label for these prompts (a column that is empty or renamed in a part of "
+        "the data, a join that misses): no answer can be right, and right ones are trained against"
+        if trait is not None and trait.words == _EMPTY
+        else "what sets them apart is the prompt, not the answer: its label (ground truth) is missing, of another "
+        "prompt, or in a form that no answer has; or its source goes to another reward function"
+        if of_prompts is not None
+        else "the reward function does not find these answers: a parser that cuts the response, wants the answer in "
         "another place or form, or a rule on top of it takes the score away: right answers are trained against",
-        next_step="call the reward function by hand on one of these answers",
+        next_step="look at the ground truth of these prompts"
+        if of_prompts is not None or (trait is not None and trait.words == _EMPTY)
+        else "call the reward function by hand on one of these answers",
         steps=[each.batch.step for each in steps if each.batch.step is not None],
     )  # fmt: skip
 

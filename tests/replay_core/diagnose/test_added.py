@@ -164,3 +164,37 @@ def test_the_terms_of_losses_that_are_divided_by_the_micro_batches_are_solved_fo
 def test_what_rounding_leaves_is_no_entropy_bonus_of_the_wrong_sign(tmp_path: Path) -> None:
     found = of(look(divided(tmp_path / "run", 1.5e-7, "entropy_loss", policy=1.0), "D49"), "D49")
     assert found is None, found
+
+
+def with_values(path: Path, weight: float, divisor: int = 1, **stated: Any) -> Path:
+    """One trunk with a value head: pg_loss, the head's loss, and their sum."""
+    draw = torch.Generator().manual_seed(11)
+    with Recorder(path, flags=stated) as recorder:
+        for step in range(6):
+            pg, value = (float(torch.randn((), generator=draw)) for _ in range(2))
+            with recorder.step(step) as write:
+                write("loss", loss=(pg + weight * abs(value)) / divisor, pg_loss=pg, vf_loss=abs(value), micro=0)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("weight", "divisor", "stated", "words"),
+    [
+        (10.0, 1, {"vf_coef": 0.5}, "weighs 10 in the loss, and the run states a coefficient of 0.5: 20 times as much"),
+        (10.0, 4, {"vf_coef": 0.5, "gradient_accumulation_steps": 4}, "weighs 10 in the loss"),
+        (0.01, 1, {"value_loss_coef": 0.5}, "weighs 0.01 in the loss, and the run states a coefficient of 0.5"),
+        (-0.5, 1, {}, "is subtracted: it has the wrong sign in the loss (coefficient -0.5)"),
+        (0.5, 1, {"vf_coef": 0.5}, ""),
+        # Half a square on one of the two sides; a loss that holds its coefficient; a critic of its own.
+        (0.25, 1, {"vf_coef": 0.5}, ""),
+        (1.0, 1, {"vf_coef": 0.1}, ""),
+        (0.0, 1, {"vf_coef": 0.5}, ""),
+        (10.0, 1, {}, ""),
+    ],
+)
+def test_the_weight_of_a_value_head_s_loss_is_solved_for(
+    weight: float, divisor: int, stated: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    found = of(look(with_values(tmp_path / "run", weight, divisor, **stated), "D49"), "D49")
+    assert (found is not None) == bool(words)
+    assert found is None or (found.severity == "error" and words in found.claim)

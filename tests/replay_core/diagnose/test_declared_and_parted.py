@@ -123,6 +123,20 @@ def test_epochs_are_counted(stated: int, words: str, tmp_path: Path) -> None:
     assert bool(claim_of(look(tmp_path / "d"), "D124")) == bool(words)
 
 
+def test_passes_that_hold_other_advantages_are_of_the_same_answers(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d", flags={"group_size": GROUP, "epochs": 2}) as recorder:
+        for number in range(5):
+            fields = step_of(number)
+            ids = {name: fields[name] for name in ("input_ids", "attention_mask", "response_mask")}
+            with recorder.step(number) as write:
+                write("trajectory", fields, alignment={"response_mask": "response", "advantages": "response"})
+                for epoch in range(2):
+                    order = np.random.default_rng(epoch).permutation(ROWS)
+                    write("forward_data", {**ids, "advantages": fields["advantages"][order]}, micro=epoch, epoch=epoch,
+                          minibatch=0, alignment={"response_mask": "response", "advantages": "response"})  # fmt: skip
+    assert claim_of(look(tmp_path / "d"), "D124") == ""
+
+
 # ---- groups that stand twice
 
 

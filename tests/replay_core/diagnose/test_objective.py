@@ -73,6 +73,8 @@ def recorded(path: Path, fault: str = "", **settings: Any) -> Diagnosis:
                 plain, cut = -a * ratio, -a * ratio.clamp(0.8, 1.2)
                 token = torch.minimum(plain, cut) if fault == "smaller" else torch.maximum(plain, cut)
                 token = -token if fault == "sign" else token
+                if most := {"dual at 1.05": 1.05, "dual at 3": 3.0, "dual at 5": 5.0}.get(fault):
+                    token = torch.where(a < 0, torch.minimum(token, -most * a), token)
                 pg = (token * m).sum() / m.sum()
                 d = ref[ix] - new
                 kl = ((-d if fault == "k1" else d.exp() - d - 1) * m).sum() / m.sum()
@@ -95,6 +97,7 @@ def recorded(path: Path, fault: str = "", **settings: Any) -> Diagnosis:
         ("upside down", {}, "D50", "upside down"),
         ("smaller", {}, "D50", "the smaller of clipped and unclipped"),
         ("sign", {}, "D50", "the sign is wrong"),
+        ("dual at 1.05", {"clip_ratio_c": 3.0}, "D50", "the dual clip acts at 1.05, and the run states 3"),
         ("refreshed", {}, "D60", "refreshed in every mini-batch"),
         ("k1", {}, "D29", "the KL loss is k1, and the run states k3"),
         ("batch", {}, "D04", "over the whole batch"),
@@ -109,6 +112,11 @@ def test_a_wrong_objective_is_named_by_the_formula_that_makes_it(
     assert (first.id, words in first.claim) == (id, True), [(one.id, one.claim) for one in found]
 
 
-def test_a_right_objective_is_nobody_s_finding(tmp_path: Path) -> None:
-    found = recorded(tmp_path / "dump").findings
+@pytest.mark.parametrize(
+    ("fault", "settings"),
+    [("", {}), ("dual at 3", {}), ("dual at 3", {"clip_ratio_c": 3.0}), ("dual at 5", {"clip_ratio_c": 5.0}),
+     ("dual at 1.05", {})],
+)  # fmt: skip
+def test_a_right_objective_is_nobody_s_finding(fault: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    found = recorded(tmp_path / "dump", fault, **settings).findings
     assert [(one.id, one.claim) for one in found if one.severity != "info"] == []

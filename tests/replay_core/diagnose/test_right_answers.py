@@ -62,6 +62,19 @@ def _overlong(rights: Any, rows: Any, _draw: Any) -> Any:
     return np.where(rights, 1.0, 0.75) - 0.35 * np.array([row["output"].count("so") for row in rows])
 
 
+def _by_label(rights: Any, rows: Any, _draw: Any) -> Any:
+    """Every third prompt has no label."""
+    for row in rows:
+        if int(row["input"].split()[-1]) % 3 == 0:
+            row["gts"] = ""
+    return rights & np.array([bool(row["gts"]) for row in rows])
+
+
+def _by_source(rights: Any, rows: Any, _draw: Any) -> Any:
+    """Every third prompt has a label that no answer has."""
+    return rights & np.array([int(row["input"].split()[-1]) % 3 > 0 for row in rows])
+
+
 @pytest.mark.parametrize(
     ("paid", "acc", "severity", "words"),
     [
@@ -71,6 +84,8 @@ def _overlong(rights: Any, rows: Any, _draw: Any) -> Any:
         (_without_words, True, "warning", "whose first word is 'so'"),
         (_without_words, False, "warning", "whose first word is 'so'"),
         (_short_ones, True, "warning", "whose response is over"),
+        (_by_label, True, "warning", "those whose ground truth is empty"),
+        (_by_source, True, "warning", "all right ones to some prompts, and none to the others"),
     ],
 )
 def test_right_answers_that_are_paid_as_wrong_ones(
@@ -79,6 +94,7 @@ def test_right_answers_that_are_paid_as_wrong_ones(
     found = causes(_rollout(tmp_path / "d", paid, acc=acc))[0]
     assert (found.id, found.severity) == ("D123", severity)
     assert words in found.claim
+    assert ("parser" in found.cause) == (paid in (_without_words, _short_ones, _of_the_prompt))
 
 
 @pytest.mark.parametrize(
@@ -90,6 +106,7 @@ def test_right_answers_that_are_paid_as_wrong_ones(
         (lambda rights, _rows, draw: rights & (draw.random(len(rights)) < 0.7), False),
         # A penalty that grows with the length takes from right and wrong ones alike.
         (_overlong, True),
+        (lambda rights, _rows, draw: rights & (draw.random(len(rights)) < 0.4), False),
         # Paid in part is paid.
         (lambda rights, rows, _: rights * (1 - 0.2 * np.array([row["output"].count("so") for row in rows])), True),
     ],

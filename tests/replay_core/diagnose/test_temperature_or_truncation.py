@@ -49,6 +49,22 @@ def test_what_is_kept_is_no_temperature(tmp_path: Path, spread: float, vocab: in
         assert float(least or 0) > cut["top_p"] - 0.02
 
 
+@pytest.mark.parametrize(("spread", "vocab"), POLICIES[2:])
+def test_numbers_of_the_likeliest_token_are_not_renormalised(tmp_path: Path, spread: float, vocab: int) -> None:
+    lm = Bigram(7, vocab, spread)
+    with Recorder(tmp_path / "d") as recorder:
+        for step in range(3):
+            rollout = lm.rollout(PROMPTS, each=12)
+            best_BT = lm.log_table().max(1)[rollout.ids_BS[:, :-1]] * rollout.response_BT
+            with recorder.step(step) as record:
+                record("trajectory", **rollout.tensors(
+                    rollout_log_probs=best_BT.astype(np.float32),
+                    old_log_probs=rollout.logprobs(lm).astype(np.float32)))  # fmt: skip
+    found = causes(look(tmp_path / "d"))[0]
+    assert found.id == "D09"
+    assert "those of the likeliest token of each place" in found.claim
+
+
 @pytest.mark.parametrize(("spread", "vocab"), POLICIES)
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
 def test_one_temperature_on_both_sides_is_fine(tmp_path: Path, spread: float, vocab: int, temperature: float) -> None:
