@@ -62,7 +62,8 @@ class Misplaced(Struct):
             if len(explained) < FEWEST or len(left) < FEWEST:
                 continue
             usual = float(np.median(left))
-            if (explained <= NEAR * usual).mean() < SHARE or usual < FARTHER * float(np.median(explained)):
+            # Where most tokens agree anyway, those of equal neighbours tell nothing by agreeing, too.
+            if usual <= DISAGREE or (explained <= NEAR * usual).mean() < SHARE or usual < FARTHER * float(np.median(explained)):
                 continue
             figures = [
                 shown("places where the neighbour's token is the same", len(explained)),
