@@ -63,7 +63,11 @@ class Misplaced(Struct):
                 continue
             usual = float(np.median(left))
             # Where most tokens agree anyway, those of equal neighbours tell nothing by agreeing, too.
-            if usual <= DISAGREE or (explained <= NEAR * usual).mean() < SHARE or usual < FARTHER * float(np.median(explained)):
+            if (
+                usual <= DISAGREE
+                or (explained <= NEAR * usual).mean() < SHARE
+                or usual < FARTHER * float(np.median(explained))
+            ):
                 continue
             figures = [
                 shown("places where the neighbour's token is the same", len(explained)),

@@ -294,9 +294,9 @@ def _of_later_turns(batch: StepBatch, between: Gap) -> MismatchCause | None:
         "all of it behind the first tool output or user turn, first turns agree: engine and trainer see another "
         "conversation before the later turns",
         "what stands before a later turn is not the same on the two sides: the chat template drops or rewrites what an "
-        "earlier turn held (its thinking, its tool calls) when the engine is asked again, tool output is cut or encoded "
-        "otherwise, or a separator is missing. Take over the tokens that the engine was given, and never build the "
-        "history anew from messages",
+        "earlier turn held (its thinking, its tool calls) when the engine is asked again, tool output is cut or is "
+        "encoded otherwise, or a separator is missing. Take over the tokens that the engine was given, and never build "
+        "the history anew from messages",
         [
             shown("mean |d| of first turns", first),
             shown("mean |d| of later turns", later, "as the first"),

@@ -53,6 +53,14 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             f"{stated} measures a response against its own group; here every group has the same baseline, which is no "
             "mean of this batch: a running mean over steps (or a constant) stands in the group mean's place",
         )
+    # A run that says how its rewards are scaled says whose baseline it is, too (TRL has no other).
+    of_groups = batch.laid.algorithm.names_an_estimator or batch.laid.algorithm.value("scale_rewards") is not None
+    if name.endswith("(OPO)") and stated in ("grpo", "dr_grpo", "rloo") and of_groups:
+        return (
+            f"the baseline is weighted by length, and the run states {stated}: advantages are {name}",
+            "the group's mean is taken over its tokens, not over its answers (OPO's baseline): longer answers count "
+            "more in it, and advantages of a group do not add up to 0",
+        )
     if name.startswith("(r - batch mean)") and stated in OF_GROUPS:
         return (
             f"advantages are normalised over the whole batch, not within the group: {name}",

@@ -40,8 +40,9 @@ def policy_loss_made(case: Case) -> Finding | None:
     """Makes the logged policy loss of every micro-batch from advantages, ratios and importance weights, as every known
     algorithm does and as mistakes do: the ratio upside down, squared, its logarithm, summed over a sequence, to the
     rollout; the smaller of clipped and unclipped loss, the clipped one alone, one bound alone, bounds swapped or around
-    0; a dual clip at another constant than stated; the sign turned; no advantage, its size, one side or square of it, another row's, another token's, rewards,
-    returns or values in its place. A way fits if one factor makes it all logged losses of a batch (2e-4; the factor 1
+    0; the sign turned; no advantage, its size, one side or square of it, another row's, another token's, rewards,
+    returns or values in its place; a dual clip at another
+    constant than stated. A way fits if one factor makes it all logged losses of a batch (2e-4; the factor 1
     where fewer than 3 micro-batches are logged). An error where no right way fits and one mistake
     fits, in half of such batches and more; worth knowing where some algorithm makes it so, and no estimator or range
     that is stated forbids it (positive advantages alone, a ratio of a whole response, or of one bound, or to the engine

@@ -83,7 +83,8 @@ def not_paid(case: Case) -> Finding | None:
     in .95 of the groups that hold right and wrong ones. A warning where a part of the right answers (8, and a tenth of
     them) has no more than wrong ones have, with what sets these apart from those that are paid: their length, their
     first word, a word in them, their row, a ground truth that is empty, or their prompt (all right answers to 3 and
-    more of them unpaid, all to 3 and more paid). Of texts only answers whose marks (tags) some paid answer has are counted.
+    more of them unpaid, all to 3 and more paid). Of texts only answers whose marks (tags) some paid answer has are
+    counted.
     """
     steps = _steps(case)
     right = sum(int(one.right_B.sum()) for one in steps)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 from msgspec import Struct
 
+from replay_core import pages
 from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
+from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import odd_one, of_rows, whose
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import marked
+from replay_core.records import Record
 
 #: Samples that tell what is of all rows from what one odd row has.
 SAMPLES = 4
@@ -280,7 +282,13 @@ def never_trained(case: Case) -> Finding | None:
     about as many of these as of the others have advantages other than 0 and tokens that count (half as many and more):
     a filter leaves out those without. Not where it is those that were cut off. Steps of several updates are left aside:
     a limit on the KL may end an epoch.
+
+    An error, in 2 steps and more and in all that are recorded so, where the micro-batches of a step and rank are
+    together as many rows as its batch and all hold the tokens of the first, and the same log-probabilities of the
+    policy (of one update: a pass after an update has others), while a quarter of the batch is in none of them.
     """
+    if (same := _one_micro_batch(case)) is not None:
+        return same
     told = [(batch, one) for batch in case.batches() if (one := _left_out(batch)) is not None]
     skip_if(len(told) < 2, "needs 2 steps of one update whose batch and micro-batches are recorded by one rank")
     never, taught, rows, all_taught = (sum(getattr(one, name) for _, one in told) for name in
@@ -305,6 +313,58 @@ def never_trained(case: Case) -> Finding | None:
         "divided by all micro-batches is too small besides",
         steps=[each.step for each, _ in told],
     )
+
+
+def _one_micro_batch(case: Case) -> Finding | None:
+    """Micro-batches of a step that are all the first one, while its batch holds other rows."""
+    steps: dict[tuple[int, int | None], list[Record]] = defaultdict(list)
+    for record in case.records():
+        if record.key.step is not None and record.key.stage not in ("param", "gradient") and not record.is_flat:
+            steps[record.key.step, record.key.rank].append(record)
+    looked, found = 0, list[tuple[int, int, int, int, Record]]()
+    for (step, _), records in steps.items():
+        whole = next((ids for one in records if one.key.micro is None and (ids := _ids_of(one)) is not None), None)
+        micros = [one for one in records if one.key.micro is not None and _ids_of(one) is not None]
+        parts = [given(_ids_of(one)) for one in micros]
+        if whole is None or len(parts) < 2 or sum(map(len, parts)) != len(whole):
+            continue
+        looked += 1
+        logps = [_field_of(one, "policy_logprobs") for one in micros]
+        same = all(part.shape == parts[0].shape and (part == parts[0]).all() for part in parts)
+        if not same or any(each is None or not np.array_equal(each, given(logps[0])) for each in logps):
+            continue
+        held = {row.tobytes() for row in parts[0]}
+        never = sum(row.tobytes() not in held for row in whole.astype(parts[0].dtype)[:, : parts[0].shape[1]])
+        if whole.shape[1] == parts[0].shape[1] and never >= SHARE * len(whole):
+            found.append((step, never, len(whole), len(parts), micros[1]))
+    if len(found) < 2 or len(found) < looked:
+        return None
+    step, never, rows, count, record = found[0]
+    return error(
+        f"all {count} micro-batches of a step are the first one: {share(never, rows)} samples of the batch are never "
+        "trained on",
+        Where.of(record, next(ref.name for ref in record.tensors() if ref.canonical in ("response_ids", "input_ids"))),
+        shown("samples of the batch in no micro-batch", never, "0"),
+        shown("micro-batches with one another's tokens and log-probabilities", count, "none"),
+        shown("steps compared, all of them so", len(found)),
+        cause="the loop takes the first micro-batch each time (an index that is not moved, an iterator that is made "
+        "anew): what it teaches counts so many times, and the rest is lost",
+        steps=sorted({each[0] for each in found}),
+    )
+
+
+def _ids_of(record: Record) -> Array | None:
+    ids = _field_of(record, "response_ids")
+    return _field_of(record, "input_ids") if ids is None else ids
+
+
+def _field_of(record: Record, name: str) -> Array | None:
+    """A field of rows [B, T]; None where the record has none."""
+    ref = next((one for one in record.tensors() if (one.canonical or one.name) == name), None)
+    if ref is None or len(ref.shape) != 2 or ref.is_text or not ref.is_readable:
+        return None
+    values: Array = pages.array(ref)
+    return values
 
 
 class _LeftOut(Struct, frozen=True):

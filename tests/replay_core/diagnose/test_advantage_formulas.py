@@ -228,3 +228,31 @@ def test_noise_that_is_divided_by_its_own_std_is_taught(
     told = of(seen(tmp_path, fields, "D04"), "D04")
     assert told is not None
     assert (told.severity == "warning" and "noise in the rewards" in told.claim) is found, told.claim
+
+
+@pytest.mark.parametrize(
+    ("flags", "severity"),
+    [
+        ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, "error"),
+        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, "error"),
+        ({"adv_estimator": "opo"}, "info"),
+        # A loss that is called so says little of the baseline; nor does a run that states none.
+        ({"loss_type": "dr_grpo"}, "info"),
+        ({}, "info"),
+    ],
+)
+def test_a_baseline_by_length_is_opos_alone(flags: dict[str, Any], severity: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    lengths, rewards = draw.integers(2, 9, 16), draw.random(16).astype(np.float32)
+    mask = (np.arange(8) < lengths[:, None]).astype(np.int64)
+    means = (rewards * lengths).reshape(4, 4).sum(1) / lengths.reshape(4, 4).sum(1)
+    spread = ((rewards - np.repeat(means, 4))[:, None] * mask).astype(np.float32)
+    ids = np.concatenate([np.repeat(draw.integers(10, 90, (4, 3)), 4, axis=0), draw.integers(10, 90, (16, 8))], axis=1)
+    attention = np.concatenate([np.ones((16, 3), np.int64), mask], axis=1)
+    with Recorder(tmp_path / "d", flags=flags) as recorder, recorder.step(0) as write:
+        write("batch_inputs", {"input_ids": ids * attention, "attention_mask": attention, "response_mask": mask,
+                               "rewards": rewards, "advantages": spread, "uid": [str(row // 4) for row in range(16)]},
+              alignment=dict.fromkeys(("response_mask", "advantages"), "response"))  # fmt: skip
+    found = of(look(tmp_path / "d", "D04"), "D04")
+    assert found is not None
+    assert (found.severity, "weighted by length (OPO)" in found.claim) == (severity, True), found.claim

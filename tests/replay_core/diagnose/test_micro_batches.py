@@ -491,3 +491,47 @@ def test_means_that_are_divided_by_the_number_of_micro_batches_are_how_they_are_
     assert found is not None
     assert found.severity == "info"
     assert ("over the number of its update's micro-batches (3)" in found.claim) == shared
+
+
+def _in_parts(path: Path, part: Any, *, moves: bool = False, flags: Any = None) -> Path:
+    """Four steps of 12 completions in three micro-batches; `part`: which rows each holds. `moves`: between them."""
+    with Recorder(path, flags=flags) as recorder:
+        for step in range(4):
+            draw = np.random.default_rng(step)
+            completions, logps = draw.integers(10, 90, (12, 6)), -draw.random((12, 6)).astype(np.float32)
+            advantages = draw.normal(size=12).astype(np.float32)
+            mask = np.ones_like(completions)
+            with recorder.step(step) as write:
+                prompts = np.repeat(draw.integers(10, 90, (3, 4)), 4, axis=0)
+                write("trajectory", {"prompt_ids": prompts, "prompt_mask": np.ones_like(prompts),
+                                     "completion_ids": completions, "completion_mask": mask,
+                                     "old_per_token_logps": logps, "advantages": advantages,
+                                     "rewards": advantages.copy(), "prompt_index": np.repeat(np.arange(3), 4)},
+                      alignment=dict.fromkeys(("completion_ids", "completion_mask", "old_per_token_logps"),
+                                              "response"))  # fmt: skip
+                for micro in range(3):
+                    rows = part(micro)
+                    write("forward_data", {"completion_ids": completions[rows], "completion_mask": mask[rows],
+                                           "per_token_logps": logps[rows] - np.float32(0.01 * micro * moves),
+                                           "old_per_token_logps": logps[rows], "advantages": advantages[rows]},
+                          micro=micro,
+                          alignment=dict.fromkeys(("completion_ids", "completion_mask", "per_token_logps",
+                                                   "old_per_token_logps"), "response"))  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize(
+    ("part", "moves", "is_told"),
+    [
+        (lambda micro: slice(0, 4), False, True),
+        (lambda micro: slice(4 * micro, 4 * micro + 4), False, False),
+        # Three passes of a rank over its third of the batch: the policy has moved between them.
+        (lambda micro: slice(0, 4), True, False),
+    ],
+)
+def test_micro_batches_that_are_all_the_first_one(part: Any, moves: bool, is_told: bool, tmp_path: Path) -> None:
+    found = of(look(_in_parts(tmp_path / "d", part, moves=moves), "D88"), "D88")
+    assert (found is not None) == is_told
+    if found is not None:
+        assert found.severity == "error"
+        assert "all 3 micro-batches of a step are the first one: 8 of 12 samples" in found.claim
