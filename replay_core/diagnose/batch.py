@@ -299,22 +299,6 @@ class StepBatch:
         return apart_B if mixes(named_B) and not mixes(apart_B) else named_B
 
     @property
-    def recorded_once(self) -> Array:
-        """Samples [S], each row of the record that names the groups once: several passes over a batch are of the same
-        rows, whatever the passes hold beside them.
-        """
-        each: Array = np.arange(len(self))
-        for name in GROUP_NAMES:
-            for sheet, places in self.columns.sheets:
-                if sheet.refs(name) is None:
-                    continue
-                times = Counter(places)
-                if None in times or len(set(times.values())) != 1:
-                    return each  # some rows are another's twin: which pass they are of is not known
-                return np.unique(np.array(places, dtype=np.int64), return_index=True)[1]
-        return each
-
-    @property
     def group_is_named(self) -> bool:
         """Whether the dump says which group every sample is of; else equal prompts are one group. A table of texts says
         it by its order.

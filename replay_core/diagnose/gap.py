@@ -279,23 +279,6 @@ class Gap(Struct, dict=True):
         sampled = self.rollout.values_N[self.both_N] != 0
         return float(self.d[sampled].mean()) if sampled.any() else float(self.d.mean())
 
-    @cached_property
-    def of_the_likeliest(self) -> tuple[int, int] | None:
-        """Tokens of a place that has one likelier, which the rollout gives that one's number, and tokens that are the
-        likeliest, which it gives their own; None where its numbers are not so. A token that the trainer gives more than
-        half is the likeliest of its place, and no other there has more than that one leaves.
-        """
-        x, y = self._pair
-        same = np.abs(x - y) < ALIKE
-        likeliest, other = x > np.log(0.5) + ALIKE, (y - x) > BEYOND
-        unsure = likeliest & (x < UNSURE_OF_ONE)
-        if min(int(unsure.sum()), int(other.sum())) < FEWEST or not same[likeliest].mean() > MOSTLY_SAME:
-            return None
-        fits = np.exp(y[other]) <= 1 - np.exp(x[other]) + 0.02
-        if not fits.mean() > MOSTLY_SAME or not (same | other).mean() > MOSTLY_SAME:
-            return None
-        return int(other.sum()), int(same.sum())
-
     @property
     def is_truncated(self) -> bool:
         """Whether the rollout's probabilities are all larger: renormalised over the tokens top-p or top-k kept. What is
@@ -303,7 +286,7 @@ class Gap(Struct, dict=True):
         """
         return (
             not self.is_shifted
-            and self.of_the_likeliest is None
+            and of_the_likeliest(self) is None
             and self.after_softmax is None
             and not self.is_tempered
             and not self.is_stale
@@ -316,6 +299,23 @@ class Gap(Struct, dict=True):
             # A token that is left alone has probability 1 on one side and nearly 1 on the other.
             and float((self.d[np.abs(self.d) > 1e-3] < 0).mean()) > 0.9
         )
+
+
+def of_the_likeliest(between: Gap) -> tuple[int, int] | None:
+    """Tokens of a place that has one likelier, which the rollout gives that one's number, and tokens that are the
+    likeliest, which it gives their own; None where its numbers are not so. A token that the trainer gives more than
+    half is the likeliest of its place, and no other there has more than that one leaves.
+    """
+    x, y = (one.values_N[between.both_N] for one in (between.trainer, between.rollout))
+    same = np.abs(x - y) < ALIKE
+    likeliest, other = x > np.log(0.5) + ALIKE, (y - x) > BEYOND
+    unsure = likeliest & (x < UNSURE_OF_ONE)
+    if min(int(unsure.sum()), int(other.sum())) < FEWEST or not same[likeliest].mean() > MOSTLY_SAME:
+        return None
+    fits = np.exp(y[other]) <= 1 - np.exp(x[other]) + 0.02
+    if not fits.mean() > MOSTLY_SAME or not (same | other).mean() > MOSTLY_SAME:
+        return None
+    return int(other.sum()), int(same.sum())
 
 
 def also(between: Gap, column: Column) -> Array:

@@ -11,7 +11,17 @@ from replay_core.diagnose.apart import Apart
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, listed, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, MOSTLY_SAME, Gap, also, is_of_padding, twins_of
+from replay_core.diagnose.gap import (
+    BADLY,
+    DISAGREE,
+    FEWEST,
+    MOSTLY_SAME,
+    Gap,
+    also,
+    is_of_padding,
+    of_the_likeliest,
+    twins_of,
+)
 from replay_core.diagnose.passes import before_any_update_N
 
 #: Nats by which the first response token differs in the median, and how many times as far as the others, where the
@@ -247,7 +257,7 @@ def _given(batch: StepBatch, between: Gap, d_N: Array) -> MismatchCause | None:
 
 def _likeliest(between: Gap) -> MismatchCause | None:
     """An engine that reports the best token of each place in the place of the one that it sampled."""
-    found = between.of_the_likeliest
+    found = of_the_likeliest(between)
     if found is None:
         return None
     others, own = found

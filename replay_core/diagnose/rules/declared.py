@@ -7,11 +7,13 @@ forbid (D102); those that are solved for have rules of their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
 from replay_core.diagnose.algorithm import GROUP_SIZE, RESPONSE_LIMITS, learning_rate
+from replay_core.diagnose.batch import GROUP_NAMES, StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, listed, share, shown, warning
 from replay_core.diagnose.rule import rule, skip_if
@@ -61,7 +63,7 @@ def _groups(case: Case, looked: list[bool]) -> Iterator[Finding]:
         batch = batch.once
         if batch.group_B is None:
             continue
-        sizes |= set(np.bincount(batch.group_B[batch.recorded_once]).tolist())
+        sizes |= set(np.bincount(batch.group_B[_once_each(batch)]).tolist())
         steps += [] if batch.step is None else [batch.step]
         where = where or batch.laid.where(batch.columns.reward_name, sample=0)
         prompts = batch.prompt_B
@@ -84,6 +86,21 @@ def _groups(case: Case, looked: list[bool]) -> Iterator[Finding]:
         next_step="print the group ids of the first rows, and the number of answers asked of the engine",
         steps=sorted(set(steps)),
     )
+
+
+def _once_each(batch: StepBatch) -> np.ndarray:
+    """Samples [S], each row of the record that names the groups once: several passes over a batch are of the same
+    rows, whatever the passes hold beside them.
+    """
+    for name in GROUP_NAMES:
+        for sheet, places in batch.columns.sheets:
+            if sheet.refs(name) is None:
+                continue
+            times = Counter(places)
+            if None in times or len(set(times.values())) != 1:
+                return np.arange(len(batch))  # some rows are another's twin: which pass they are of is not known
+            return np.unique(np.array(places, dtype=np.int64), return_index=True)[1]
+    return np.arange(len(batch))
 
 
 def _lengths(case: Case, looked: list[bool]) -> Iterator[Finding]:
