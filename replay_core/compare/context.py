@@ -293,6 +293,8 @@ def note_correlation(row: TensorVerdict, micro_pair: MicroBatchPair) -> None:
         x, y = as_reals(*(pages.array(ref).reshape(-1) for ref in (a, b)))
     except (ShapesDifferError, DumpError):
         return
+    if not chunks:
+        return
     counted = as_reals(*(np.concatenate([chunk[side].reshape(-1) for chunk in chunks]) for side in (0, 1)))
     inside, every = pearson(counted[0], counted[1]), pearson(x, y)
     if inside is not None and every is not None:

@@ -65,10 +65,10 @@ class Tally(Struct):
             self.compared += 1
             self.elements += row.figures.compared
             self.gains.take(row)
-            if row.figures.nans_of_both:
-                self.with_nans += 1
-                if _precedes(row, self.first_with_nans):
-                    self.first_with_nans = row
+        if row.nans or (row.figures is not None and row.figures.nans_of_both):
+            self.with_nans += 1
+            if _precedes(row, self.first_with_nans):
+                self.first_with_nans = row
         self.is_looked_at = self.is_looked_at or _looked_at(row)
         if _precedes(row, self.first) and may_be_first(row):
             self.first = row
@@ -88,7 +88,8 @@ class Tally(Struct):
         first = self.first_with_nans
         if first is None:
             return None
-        some = f"{self.with_nans:,} of {self.compared:,} tensors hold" if self.compared > 1 else "the tensor holds"
+        count = self.compared + self.by_digest
+        some = f"{self.with_nans:,} of {count:,} tensors hold" if count > 1 else "the tensor holds"
         return f"{some} NaN at the same places of both, which is no difference: first {first.name} ({first.key})"
 
     @property

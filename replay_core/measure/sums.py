@@ -253,7 +253,7 @@ def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
 
 def _vanishes(lines: F64, rows: Callable[[NDArray[np.intp]], Rows], massive: Columns, step: int) -> bool:
     """Whether squares of some row were lost below what float32 can hold."""
-    least = lines[_A2 : _D2 + 1].min(axis=1)
+    least = lines[_A2 : _D2 + 1].min(axis=1, initial=math.inf)
     if least[0] >= _LEAST_A2 and least[-1] >= _LEAST_D2:
         return False
     if bool(((lines[_D2] < _LEAST_D2) & (lines[_MAX] > 0)).any()):

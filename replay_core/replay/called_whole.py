@@ -4,8 +4,10 @@ several of them. Its logits are taken as they come out, and none of its modules 
 
 from __future__ import annotations
 
+import math
 import time
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -20,6 +22,9 @@ from replay_core.replay.packing import Forward
 from replay_core.replay.rope import forget_lengths
 from replay_core.replay.whole_model import taken
 from replay_core.samples.layout import Ints
+
+#: More than other kernels of half precision make of the same logits.
+_OF_ITS_SIZE = 0.02
 
 
 def computed(cell: BatchReplay) -> Computed:
@@ -54,6 +59,23 @@ def logprobs_BS(cell: BatchReplay, ids_BS: Ints | None = None) -> torch.Tensor:
     found = torch.zeros(batch.ids_BS.size)
     found[own.slots("next")] = said[there.arrangement.layout.slots("next")]
     return found.reshape(batch.ids_BS.shape)
+
+
+def moved_by_label(cell: BatchReplay) -> bool:
+    """Whether the last token of a row moves logits before it, those whose label it is among them: log-probabilities
+    alone do not tell, as that of another label is another.
+    """
+    forward = cell.arrangement.forwards[0]
+    ids_BS = forward.input_ids.copy()
+    mask_BS = forward.attention_mask
+    last = int(np.flatnonzero(mask_BS[0])[-1]) if mask_BS is not None else ids_BS.shape[1] - 1
+    words = np.unique(ids_BS)
+    if last == 0 or words.size < 2:
+        return False
+    ids_BS[0, last] = words[0] if ids_BS[0, last] != words[0] else words[1]
+    before, after = (_logits(cell, one)[0, :last].float() for one in (forward, replace(forward, input_ids=ids_BS)))
+    off, size = float((after - before).norm()), float(before.norm())
+    return math.isfinite(size) and off > _OF_ITS_SIZE * size
 
 
 def _answer(cell: BatchReplay) -> tuple[torch.Tensor, torch.Tensor | None]:

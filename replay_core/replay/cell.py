@@ -91,7 +91,7 @@ class BatchReplay(Struct, dict=True):
     def compute(self) -> Computed:
         """Raises OwnForwardError where its model can only be called whole (`called_whole`)."""
         if left_out := self.model.known.get("left_out"):
-            raise left_out
+            raise left_out.with_traceback(None)
         if self.routing is None:
             return self._compute()
         if self.flags.compile != "off":
@@ -178,7 +178,7 @@ class BatchReplay(Struct, dict=True):
                         whole(input_ids=ids_1T, attention_mask=None, use_cache=False)
                     self.model.known["whole"] = whole
                 except OwnForwardError as error:
-                    self.model.known["left_out"] = error
+                    self.model.known["left_out"] = error.with_traceback(None)
         left_out = self.model.known.get("left_out")
         if left_out and self.plan.backward:
             self.notes.append(f"{left_out.message}: what it does besides is not replayed")
@@ -270,10 +270,15 @@ class BatchReplay(Struct, dict=True):
         """(log_probs, entropy) on the arrangement's token axes: index t is about token t + 1, 0 where there is none."""
         slots, targets = (torch.from_numpy(part) for part in self.arrangement.next_tokens())
         flat_ND = hidden_BSD.flatten(0, 1)
-        in_half = torch.autocast(self.flags.device, torch.bfloat16, enabled=self.flags.fault == "half_head")
-        with attention.pinned(self.flags), in_half:
+
+        def headed(hidden_ND: torch.Tensor) -> torch.Tensor:
+            # The head alone: autocast takes a log-softmax in float32 on a GPU.
+            with torch.autocast(self.flags.device, torch.bfloat16, enabled=self.flags.fault == "half_head"):
+                return head(hidden_ND)
+
+        with attention.pinned(self.flags):
             values = token_logprobs(
-                head,
+                headed,
                 flat_ND if self.flags.logits == "whole" else flat_ND[slots.to(flat_ND.device)],
                 targets.to(flat_ND.device),
                 self.temperature,

@@ -185,16 +185,17 @@ def explain(
         found = None if result.run is None or (is_itself and result.cell.get("forward")) else distance(result)
         if found is None:
             continue
-        tried.append(mistake.said)
         mean, most = found
         if mean <= _LEFT * held["mean_abs"] and most <= _LEFT_AT_MOST * held["max_abs"]:
             if mistake.kind is not None:
                 return cause_of_recording(held, mistake.said, mean, kind=mistake.kind)
             why = None if mistake.step is not None else bench.why_beside(result, mistake.flags, mistake.name)
-            is_unasked = why is None and mistake.step is None
-            if is_unasked or (why is not None and why["is_noise"]):
-                continue  # what is each row alone but for rounding is no mistake
-            return cause_of_recording(held, mistake.said, mean, why)
+            if why is None and mistake.step is None:
+                continue  # nothing shows what it does, and it is not ruled out
+            if why is None or not why["is_noise"]:
+                return cause_of_recording(held, mistake.said, mean, why)
+        # What is each row alone but for rounding is no mistake.
+        tried.append(mistake.said)
     return cause_of_recording(held, tried=tried)
 
 

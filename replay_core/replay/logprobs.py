@@ -166,19 +166,22 @@ class Head:
         """What else than a row's own hidden states comes into its logits, and when they are others; None where nothing
         does.
         """
-        if self._compute == self._own_code:
-            tokens_1N = 1 + torch.arange(hidden_1ND.shape[1], device=hidden_1ND.device)[None] % 7
-            try:
-                first = self._own_code(hidden_1ND).float()
-                self._own_code(1.5 * hidden_1ND.flip(1), tokens_1N)
-                later = self._own_code(hidden_1ND).float()
-            except Exception:  # as `_agrees`
-                return None
-            size = float(first.norm())
-            is_known = first.shape == later.shape and math.isfinite(size)
-            if is_known and float((later - first).norm()) > _OF_OTHER_ROWS * size:
-                return "what was called before", "in its next call"
+        if self._compute == self._own_code and self._depends_on_calls(hidden_1ND):
+            return "what was called before", "in its next call"
         return ("the batch", "beside another row") if self._depends_on_rows(hidden_1ND) else None
+
+    def _depends_on_calls(self, hidden_1ND: torch.Tensor) -> bool:
+        """Whether the same hidden states come out otherwise after a call with others."""
+        tokens_1N = 1 + torch.arange(hidden_1ND.shape[1], device=hidden_1ND.device)[None] % 7
+        try:
+            first = self._own_code(hidden_1ND).float()
+            self._own_code(1.5 * hidden_1ND.flip(1), tokens_1N)
+            later = self._own_code(hidden_1ND).float()
+        except Exception:  # as `_agrees`
+            return False
+        size = float(first.norm())
+        is_known = first.shape == later.shape and math.isfinite(size)
+        return is_known and float((later - first).norm()) > _OF_OTHER_ROWS * size
 
     def _depends_on_rows(self, hidden_1ND: torch.Tensor) -> bool:
         """Whether the same hidden states come out otherwise beside a row of others, larger and in another order."""

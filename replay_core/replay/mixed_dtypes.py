@@ -38,6 +38,8 @@ class _Widening(TorchFunctionMode):  # type: ignore[misc]
             if len(set(floats)) < 2 or not is_of_dtypes:
                 raise
             widest = max(floats, key=lambda dtype: dtype.itemsize)
+            if _writes(func, kwargs) and args[0].dtype is not widest:
+                raise  # what is written to a wider copy is lost
             wide = [one.to(widest) if _is_float(one) else one for one in args]
             return func(*wide, **{name: one.to(widest) if _is_float(one) else one for name, one in kwargs.items()})
 
@@ -58,6 +60,11 @@ def widened(
     built: half precisions that its weights are in, which `asked` stands for in a finer pass.
     """
     return _Widening(built, asked) if is_cast and reference.startswith(FACTORY) else contextlib.nullcontext()
+
+
+def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or "out" in kwargs
 
 
 def _is_float(value: Any) -> bool:

@@ -299,6 +299,8 @@ def _of_tokens(own: OwnForward, base: OwnAnswer) -> Shown | None:
         if rows:
             many = _many(moved_BS[rows[:1]])
             return Shown("future", f"changing token {token} moves {many} before it in row {rows[0]}", tuple(rows))
+    if own.name == ITSELF and called_whole.moved_by_label(own.cell):
+        return Shown("future", "changing the last token of row 0 moves the logits before it, whose label it is", (0,))
     return None
 
 

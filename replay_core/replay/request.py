@@ -77,6 +77,8 @@ _FEWEST_TOLD = 10
 _OF_CALLS = ("state", "random")
 #: And those that no known mistake has: where nothing else shows, none is tried.
 _OF_NO_MISTAKE = (*_OF_CALLS, "batch", "future")
+#: What a row shows by itself.
+_OF_ONE_ROW = ("future", "own_keys")
 #: Shares of tokens that are bit for bit the same where one rounding makes them, and where another does.
 _ALIKE, _UNLIKE = 0.98, 0.9
 #: And tokens that the other does not make, at least.
@@ -421,7 +423,26 @@ def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> list[
     on what was not asked.
     """
     own = [one for one in bench.results if one.cell.get("forward") and one.part in ("cell", "control")]
-    return [note for one in own for note in _explain_own(bench, recording, one, why=why)]
+    notes = [note for one in own for note in _explain_own(bench, recording, one, why=why)]
+    return [*notes, *_explain_whole(bench, recording, why=why)]
+
+
+def _explain_whole(bench: Bench, recording: _Recording, *, why: bool) -> list[str]:
+    """Whether each row alone, of a model that is called whole and whose modules nobody watches, is right itself: no
+    token sees the future or is deaf to its own past. Notes on what was not asked.
+    """
+    baseline = bench.baseline
+    if baseline.run is None or baseline.cell.get("forward") != ITSELF or baseline.cause is not None:
+        return []
+    is_large = _is_large(bench.plan, recording.run, recording.micro) and not why
+    shown = None if is_large else bench.own_shown(baseline, 0.0)
+    if shown is None:
+        return ["whether each row alone is right itself was not asked of this model, which is called whole"
+                + (": --why asks" if is_large else "")]  # fmt: skip
+    wrong = [one for one in shown if one["kind"] in _OF_ONE_ROW]
+    if wrong:
+        baseline.cause, baseline.agrees = cause_of_own_forward(wrong), False
+    return []
 
 
 def _explain_own(bench: Bench, recording: _Recording, own: CellResult, *, why: bool) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from replay_core.replay.flags import telling
+from replay_core.replay.plan import ITSELF
 from tui_debugger import format as words
 from tui_debugger.cells import dump_beside, recording_parts, sentence
 from tui_debugger.reports.columns import columns
@@ -290,7 +291,9 @@ def _matrix_row(cell: CellEntry, axes: dict[str, list[Any]], is_baseline: bool) 
         return ["the recording", *("" for _ in axes), "recorded", truth, "-", "-", "-", "-", field]
     toggles = cell["toggles"] or {}
     name = "each row alone" if is_baseline else words.flags(toggles) or "default"
-    if cell["forward"]:
+    if cell["forward"] == ITSELF:
+        name = f"{name}, called whole"
+    elif cell["forward"]:
         name = cell["forward"]
     truth = "reference" if is_baseline else {True: "yes", False: "NO", None: "-"}[cell["agreement"]["agrees"]]
     if cell["same_as"] is not None:

@@ -80,10 +80,20 @@ def judge(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
         spared = isinstance(a.source, Unreadable) and a.source.why == EQUAL_DIGESTS
         # Of a hundred thousand pairs the sentence is one.
         row.verdict, row.reason = Verdict.SAME, _SPARED if spared else _BARE
+        row.nans = _nans(a) or _nans(b)
+        if row.nans:
+            row.reason += f"; {row.nans:,} of its values are NaN"
     else:
         odd, said = _statistics(a, b)
         row.verdict = Verdict.NAN if odd else Verdict.DIFF
         row.reason = "; ".join(["digests differ; values were not recorded", *said])
+
+
+def _nans(ref: TensorRef) -> int:
+    """How many of a side's values are NaN, as far as it says."""
+    kept = ref.source.stats if isinstance(ref.source, Unreadable) else None
+    count = (kept or {}).get("nan")
+    return count if isinstance(count, int) else 0
 
 
 def _squeezed(ref: TensorRef) -> tuple[int, ...]:

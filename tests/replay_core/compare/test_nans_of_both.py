@@ -50,3 +50,27 @@ def test_nan_on_one_side_alone_is_a_divergence_and_nothing_else_is_said(tmp_path
 def test_two_runs_without_any_say_nothing_of_it(tmp_path: Path):
     compared = compare_fields(tmp_path, {"x": _with_nans()}, {"x": _with_nans()})
     assert not compared.notes
+
+
+def test_digests_alone_say_it_where_statistics_were_kept_beside_them(tmp_path: Path):
+    compared = compare_fields(tmp_path, {"x": _with_nans(7, 8)}, {"x": _with_nans(7, 8)}, level="stats")
+    assert row_of(compared, "x").reason.endswith("2 of its values are NaN")
+    assert compared.notes[0].startswith("the tensor holds NaN at the same places of both")
+
+
+def test_padding_is_not_counted(tmp_path: Path):
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    logprobs = torch.full((2, 5), -1.0)
+    logprobs[0, :2] = torch.nan
+    fields = {"input_ids": torch.arange(10).reshape(2, 5), "attention_mask": mask, "log_probs": logprobs}
+    compared = compare_fields(tmp_path, fields, fields, stage="forward_data")
+    assert row_of(compared, "policy_logprobs").reason == "bitwise equal"
+    assert not compared.notes
+
+
+def test_a_micro_batch_whose_tokens_are_all_masked_out_is_compared(tmp_path: Path):
+    ids = torch.arange(10).reshape(2, 5)
+    fields = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "response_mask": torch.zeros_like(ids)}
+    a, b = torch.linspace(-3, -1, 10).reshape(2, 5), torch.linspace(-3.3, -1.1, 10).reshape(2, 5)
+    compared = compare_fields(tmp_path, {**fields, "log_probs": a}, {**fields, "log_probs": b}, stage="forward_data")
+    assert row_of(compared, "policy_logprobs").verdict in (Verdict.PADDING, Verdict.DIFF)

@@ -41,3 +41,9 @@ def test_two_dtypes_that_torch_refuses_are_both_the_wider() -> None:
     half = torch.ones(2, 2, dtype=torch.bfloat16)
     with widened("factory:policy:build", is_cast=True, built=_BUILT, asked=torch.float64):
         assert (torch.ones(2, 2, dtype=torch.float64) @ half).dtype is torch.float64
+
+
+def test_what_is_written_in_place_is_never_written_to_a_copy() -> None:
+    held = torch.zeros(3, 2, dtype=torch.bfloat16)
+    with widened("factory:policy:build", is_cast=True), pytest.raises(RuntimeError, match="same scalar type"):
+        held.index_add_(0, torch.tensor([0]), torch.ones(1, 2, dtype=torch.float64))

@@ -79,6 +79,19 @@ def remembering() -> LlamaForCausalLM:
     return model
 
 
+def peeking() -> LlamaForCausalLM:
+    """The token that comes is made more likely: each row alone sees the future, and every setting alike."""
+    model = llama()
+
+    def look(_module, args, kwargs, put):
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        put.logits = put.logits + 5.0 * torch.nn.functional.one_hot(ids.roll(-1, 1), VOCABULARY)
+        return put
+
+    model.register_forward_hook(look, with_kwargs=True)
+    return model
+
+
 def penalising() -> LlamaForCausalLM:
     """Tokens of the row itself are made less likely, which hidden states alone do not tell."""
     model = llama()
@@ -264,6 +277,13 @@ def test_a_head_that_looks_at_the_tokens_is_called_with_them(ask):
     answer = ask("packing=off", plan=plan("penalising"))
     assert [cell["outcome"] for cell in answer["cells"]] == ["ran", "ran"]
     assert any(cell["forward"] == ITSELF for cell in answer["cells"])
+
+
+def test_each_row_alone_of_a_model_that_is_called_whole_is_asked_what_it_sees(ask):
+    answer = ask("packing=off", plan=plan("peeking"))
+    assert exit_code(answer) == 1, (answer["notes"], [(c["forward"], c["cause"], c["notes"]) for c in answer["cells"]])
+    cause = answer["cells"][answer["baseline"]]["cause"]
+    assert cause["kind"] == "future", cause
 
 
 @pytest.mark.parametrize(
