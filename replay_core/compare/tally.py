@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from replay_core import naming
 from replay_core.compare.divergence import ModuleStanding, Origin, may_be_first, origin_of, standing
 from replay_core.compare.hints import Clues
+from replay_core.compare.judging import digests
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.shared_gain import SharedGains
@@ -65,7 +66,7 @@ class Tally(Struct):
             self.compared += 1
             self.elements += row.figures.compared
             self.gains.take(row)
-        if row.nans or (row.figures is not None and row.figures.nans_of_both):
+        if _holds_nans(row):
             self.with_nans += 1
             if _precedes(row, self.first_with_nans):
                 self.first_with_nans = row
@@ -119,6 +120,15 @@ class _Modules:
     def of(self, place: Place) -> Iterator[ModuleStanding]:
         for said in self._of.get(place, ()):
             yield ModuleStanding(self._names[said >> 2], bool(said & 2), bool(said & 1))
+
+
+def _holds_nans(row: TensorVerdict) -> bool:
+    """Whether both sides hold NaN at the same places."""
+    if row.figures is not None:
+        return row.figures.nans_of_both > 0
+    if not row.by_digest or row.verdict is not Verdict.SAME or row.a is None or row.b is None:
+        return False
+    return digests.nans_of(row.a[1], row.b[1]) > 0
 
 
 def _precedes(row: TensorVerdict, known: TensorVerdict | None) -> bool:

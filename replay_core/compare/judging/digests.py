@@ -80,20 +80,18 @@ def judge(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
         spared = isinstance(a.source, Unreadable) and a.source.why == EQUAL_DIGESTS
         # Of a hundred thousand pairs the sentence is one.
         row.verdict, row.reason = Verdict.SAME, _SPARED if spared else _BARE
-        row.nans = _nans(a) or _nans(b)
-        if row.nans:
-            row.reason += f"; {row.nans:,} of its values are NaN"
+        if nans := nans_of(a, b):
+            row.reason += f"; {nans:,} of its values are NaN"
     else:
         odd, said = _statistics(a, b)
         row.verdict = Verdict.NAN if odd else Verdict.DIFF
         row.reason = "; ".join(["digests differ; values were not recorded", *said])
 
 
-def _nans(ref: TensorRef) -> int:
-    """How many of a side's values are NaN, as far as it says."""
-    kept = ref.source.stats if isinstance(ref.source, Unreadable) else None
-    count = (kept or {}).get("nan")
-    return count if isinstance(count, int) else 0
+def nans_of(*equal: TensorRef) -> int:
+    """How many values of tensors with one digest are NaN, as far as one of them says."""
+    kept = [ref.source.stats or {} for ref in equal if isinstance(ref.source, Unreadable)]
+    return max((one["nan"] for one in kept if isinstance(one.get("nan"), int)), default=0)
 
 
 def _squeezed(ref: TensorRef) -> tuple[int, ...]:

@@ -70,8 +70,6 @@ class TensorVerdict(Struct):
     damaged: str | None = None
     #: A side kept a digest and no values: what is said of the pair rests on that alone.
     by_digest: bool = False
-    #: How many values are NaN on both sides alike, of what is known by its digest.
-    nans: int = 0
     #: What the ranks of one side hold of it, where they face one process of the other.
     ranks: Ranked | None = None
     #: Where it stands among the rows of its step, where these do not come in order: the step's number, and a sort key.
