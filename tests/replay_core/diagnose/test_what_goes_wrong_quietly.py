@@ -208,7 +208,7 @@ def test_a_gradient_that_fades_is_a_warning_where_the_reward_is_low(tmp_path: Pa
 
 @pytest.mark.parametrize("best", [0.5, 2.0])
 def test_a_gradient_fades_where_a_reward_has_risen_to_its_best(best: float, tmp_path: Path) -> None:
-    risen = [best * (1 - math.exp(-at / 6)) for at in range(N)]
+    risen = [best * one for one in (min(0.04 * at, 0.95) + by for at, by in enumerate(waves(0.0, 0.02)))]
     assert "L51" not in [one.id for one in of_columns(tmp_path, {**fading(0.4), "reward": risen})]
     fallen = [best * math.exp(-at / 6) + 0.1 for at in range(N)]
     assert "L51" in [one.id for one in of_columns(tmp_path, {**fading(0.4), "reward": fallen})]
