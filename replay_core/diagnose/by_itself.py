@@ -437,7 +437,7 @@ def _contradicts(first: str, where: Raised, overrides: str) -> Misfit | None:
         )
         return Misfit(
             f"{a} {found['one']} against {b} {found['other']}{code}",
-            why + _settings_of(tuple(map(int, re.findall(r"\d+", found["one"] + found["other"]))), overrides),
+            why + _settings_of(tuple(map(int, re.findall(r"\d+", f"{found['one']} {found['other']}"))), overrides),
             print_it + ("; give images=[[image] for image in images] beside the texts" if pictures and text else ""),
         )
     if first.startswith(("AssertionError", "ValueError", "RuntimeError")):

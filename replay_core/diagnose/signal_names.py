@@ -276,9 +276,11 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "",
     ),
     (
+        # No valid_ratio: it is a share of groups that are of use, which falls as the policy gets better.
         regex(
-            r"(?i)^(?:env/all/|env/|rollout/|metrics/)?(?:pars(?:e|ed|ing|able)|valid|well_formed|json|xml|tags?)"
-            r"_(?:success|ok|rate|share|frac|fraction|ratio|compliance)(?:_rate|_frac)?(?:/mean|_mean)?$"
+            r"(?i)^(?:env/all/|env/|rollout/|metrics/)?(?:(?:pars(?:e|ed|ing|able)|well_formed|json|xml)"
+            r"_(?:success|ok|rate|share|frac|fraction|ratio|compliance)|tags?_(?:success|ok|compliance))"
+            r"(?:_rate|_frac)?(?:/mean|_mean)?$"
         ),
         "well_formed",
         "",

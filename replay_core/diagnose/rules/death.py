@@ -515,6 +515,18 @@ _VIEWED = regex(r"shape '\[([\d, -]+)\]' is invalid for input of size ([1-9]\d*)
 _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
+def _misfit_of(shape: str, there: int) -> str:
+    """How a shape and the numbers that it is to hold misfit, in words."""
+    counts = [int(each) for each in re.findall(r"-?\d+", shape)]
+    holds = math.prod(each for each in counts if each != -1)
+    if -1 in counts and holds > 0:
+        return f"[{shape}] takes a multiple of {holds:,} numbers, and {there:,} is no multiple of {holds:,}"
+    part = ""
+    if 0 < holds != there:
+        part = f", {there / holds:g} times as many" if there > holds else f", {holds / there:g} times fewer"
+    return f"[{shape}] holds {holds:,} numbers, and there are {there:,}{part}"
+
+
 def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
     """The cause in a few words and whole, and the next step, with what the last line of code and sizes tell of them."""
     short, code, asked = in_short(cause), _last_frame(one)[1], _OF_NONE.search(one.text)
@@ -552,10 +564,7 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
             "x PP x DP with the world size",
         )
     elif short == _SHAPES and (viewed := _VIEWED.search(one.text)) is not None:
-        counts = [int(each) for each in re.findall(r"-?\d+", viewed[1])]
-        holds, there = math.prod(abs(each) for each in counts), int(viewed[2])
-        part = f", {holds / there:g} times as many" if holds > there else f", {there / holds:g} times fewer"
-        short += f": [{viewed[1]}] holds {holds:,} numbers, and there are {there:,}{part if holds != there else ''}"
+        short += f": {_misfit_of(viewed[1], int(viewed[2]))}"
         short += f" (in `{code[:100]}`)" if code else ""
     elif short == _SHAPES:
         sizes = _TWO_SIZES.search(one.text)

@@ -163,7 +163,10 @@ def _longer(log: RunLog) -> str:
 #: Of a share of answers that can be read: lines, what it has to begin with, what is left of it, and Kendall's tau of
 #: few.
 _READ_LINES, _BEGAN, _READ_LEFT, _READ_TAU, _FEW_LINES = 5, 0.5, 0.8, -0.6, 12
-_OF_FORM = regex(r"(?i)(?:^|[/_. ])(?:fmt|format)(?![a-z]*(?:penalty|std))")
+#: A reward for the form by its name, and none of what falls as the form gets better, nor of a spread.
+_OF_FORM = regex(
+    r"(?i)^(?!.*(?:penal|std|err|fail|violat|wrong|bad|invalid|incorrect|missing|malform))(?:.*[/_. ])?(?:fmt|format)"
+)
 
 
 def _unread(log: RunLog) -> Finding | None:

@@ -460,7 +460,7 @@ def off_by(case: Case) -> Finding | None:
     warning where the logged KL or entropy loss is the sum over its tokens divided by every slot of padded responses.
 
     An error where all losses are one reduction but for 3 micro-batches and more, of one rank, of one place in their
-    update, or from some step on.
+    update, or from some step on, and none (times a constant) makes all of them.
     """
     told = summed_kl(case) or over_slots(case) or undivided(case) or _not_divided(case) or _uneven_steps(case)
     if told is not None:
@@ -505,6 +505,9 @@ def _in_part(every: list[_Recomputed]) -> Finding | None:
     from some step on, which are another number.
     """
     told = [part for part in every if part.exact and abs(part.value) > 100 * FLOOR]
+    # Where all responses are of one length several reductions are one: none is left in part where one makes every loss.
+    if any(_is_one([part.made[name] / part.value for part in told]) for name in _names(told)):
+        return None
     best: tuple[int, str, list[_Recomputed], list[_Recomputed]] | None = None
     for name in _names(told):
         own = [part for part in told if abs(part.made[name]) > 100 * FLOOR]
@@ -520,8 +523,7 @@ def _in_part(every: list[_Recomputed]) -> Finding | None:
     if which is None:
         return None
     times = [part.value / part.made[name] for part in wrong]
-    factor = float(np.median(times))
-    is_one = all(abs(one - factor) <= 1e-3 * abs(factor) for one in times)
+    factor, is_one = float(np.median(times)), _is_one(times)
     first = wrong[0]
     return error(
         f"{first.where.tensor} is {name}, but for {len(wrong)} micro-batches, those {which}"
@@ -533,6 +535,12 @@ def _in_part(every: list[_Recomputed]) -> Finding | None:
         "or of a last, smaller micro-batch; or something that was changed in the run",
         steps=sorted({part.step for part in wrong if part.step is not None}),
     )  # fmt: skip
+
+
+def _is_one(times: list[float]) -> bool:
+    """Whether these are one number, 1 or a constant that a sum is divided by, and not 0."""
+    middle = float(np.median(times))
+    return abs(middle) > 0 and all(abs(one - middle) <= 1e-3 * abs(middle) for one in times)
 
 
 def _set_apart(right: list[_Recomputed], wrong: list[_Recomputed]) -> str | None:

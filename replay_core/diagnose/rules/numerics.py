@@ -379,7 +379,8 @@ def first_metric(log: RunLog) -> Finding | None:
 
     NaN in the spread of rewards is a group of one (D06); a finite loss whose gradient is NaN at every step is D22. A
     gradient that is not finite once, with everything finite after it, is a skipped step: a warning. Where a loss scale
-    is logged that comes to a quarter and less, it is the overflow of fp16. KL and clip
+    is logged that comes to a quarter and less, it is the overflow of fp16 (worth knowing alone where it is rare, or the
+    run's later half has none), but for NaN that go on whatever the scale. KL and clip
     fractions alone, with a finite loss or gradient in those steps, are figures that are not computed: a warning.
     """
     broken = first_broken(log)
@@ -431,14 +432,33 @@ def first_metric(log: RunLog) -> Finding | None:
     after = [p.value for p in series.points if p.step is not None and steps and p.step > steps[0]]
     recovered = bool(after) and all(map(math.isfinite, after))
     scale = _sinks(log)
-    if scale is not None and len(steps) <= RARE * len(series.points) and scale.finite[-1] >= LEAST_SCALE:
+    later = {each.step for each in series.points[len(series.points) // 2 :]}
+    settled = not later & set(steps) and all(math.isfinite(each.value) for each in series.points if each.step in later)
+    rare = len(steps) <= RARE * len(series.points)
+    when = "at the beginning" if settled else "now and then"
+    if scale is not None and (rare or settled) and scale.finite[-1] >= LEAST_SCALE:
         return info(
-            f"fp16 gradients overflow now and then: {len(steps)} of {len(series.points)} steps are skipped, and "
-            f"{scale.name} comes down to {scale.finite[-1]:.4g}",
+            f"fp16 gradients overflow {when}: {len(steps)} of {len(series.points)} steps are skipped, and "
+            f"{scale.name} comes down to {scale.finite[-1]:.4g}" + ", and stays" * settled,
             point.where(series.name),
             *broken.evidence,
             cause="the loss scale looks for what the gradients of this model bear, which is its work: it is halved at "
             "each overflow and doubled only after some thousand steps; watch that it settles",
+            steps=steps,
+        )
+    # What overflows is infinite, and less so as the scale falls.
+    if scale is not None and not settled and all(math.isnan(p.value) or math.isfinite(p.value) for p in series.points):
+        return error(
+            f"grad_norm is not finite whatever the loss scale: it is NaN in {len(steps)} of {len(series.points)} "
+            f"steps, which are skipped, and {scale.name} falls from {scale.finite[0]:.4g} to {scale.finite[-1]:.4g}",
+            point.where(series.name),
+            *broken.evidence,
+            scale.shown(scale.finite[-1], f"about {scale.finite[0]:.4g}"),
+            link="gradient",
+            cause="NaN is no overflow of scaled gradients, which a smaller scale would end: a 0/0 or 0 * inf in the "
+            "backward (a mask without a token, a softmax row that is masked whole, sqrt or log at 0), or a loss or "
+            "activations that are not finite before it",
+            next_step="print the loss of that batch; rldbg record --gradients . -- YOUR COMMAND names the first tensor",
             steps=steps,
         )
     if scale is not None:

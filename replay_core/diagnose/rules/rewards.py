@@ -87,7 +87,7 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
 
 @rule("D01", "no group has a spread of rewards", link="rewards", scope="batch",
       needs=("rewards|advantage", "group|advantage"), varies=True,
-      explains=("D02", "D03", "D04", "D23", "D28", "D55", "L01"),
+      explains=("D02", "D03", "D04", "D23", "D28", "D55", "L01", "L51"),
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: StepBatch) -> Finding | None:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.9 and more a warning, 0.5 info,

@@ -20,8 +20,9 @@ SOLVED = 0.9
       source="rldbg; saturated heads and logits, losses that are scaled down step by step")  # fmt: skip
 def fades(log: RunLog) -> Finding | None:
     """The gradient norm's last third (16 lines and more) is below a thousandth of its first lines', and below .001,
-    and it has come there by and by, while the reward is below .9 of the 1 that it can come to, or does not rise: a
-    warning. Worth knowing alone where every answer is right.
+    and it has come there by and by, while the reward is below .9 of the 1 that it can come to, and does not rise: a
+    warning. Worth knowing alone where every answer is right, or the reward has risen over the run and is at .9 of its
+    best.
     """
     norms, reward = given(log.get("grad_norm")), given(log.get("reward"))
     values = norms.finite
@@ -35,10 +36,13 @@ def fades(log: RunLog) -> Finding | None:
     if trends.drift(fading) > -trends.DRIFT_Z:
         return None
     level = trends.level(reward.finite)
-    solved = min(reward.finite) >= 0 and max(reward.finite) <= 1 and level >= SOLVED
+    best = max(reward.finite)
+    solved = min(reward.finite) >= 0 and best <= 1 and level >= SOLVED
+    # The most that an answer can get is often another number than 1.
+    at_best = best > 0 and level >= SOLVED * best and trends.rises(reward.finite)
     return finding(
-        "info" if solved or trends.rises(reward.finite[-len(last) :]) else "warning",
-        f"the gradient fades away: {norms.name} goes from {begun:.3g} to {now:.2g}, and {reward.name} stays at "
+        "info" if solved or at_best or trends.rises(reward.finite[-len(last) :]) else "warning",
+        f"the gradient fades away: {norms.name} goes from {begun:.3g} to {now:.2g}, and {reward.name} is at "
         f"{level:.3g}",
         norms.first(under=LEFT * begun),
         norms.shown(now, f"about {begun:.3g}"),
@@ -48,8 +52,11 @@ def fades(log: RunLog) -> Finding | None:
         "ran away), groups whose rewards are equal, a weight of the loss or a mask that shrinks step by step, or a "
         "loss "
         "scale that underflows in fp16"
-        if not solved
-        else "every answer is right, so that no advantage differs from 0",
+        if not solved and not at_best
+        else "every answer is right, so that no advantage differs from 0"
+        if solved
+        else "the reward has risen to its best and rests there: where answers can get no more, no advantage differs "
+        "from 0; else the policy is saturated short of it (an entropy that is used up)",
         next_step="look at the entropy and at the spread of rewards within groups where it fades; rldbg record "
         "--gradients "
         ". -- YOUR COMMAND tells which layers it is",

@@ -76,8 +76,12 @@ def died(tmp_path: Path, text: str) -> Finding:
         ),
         (
             "RuntimeError: shape '[4, 512, 32, 128]' is invalid for input of size 4194304", None,
-            "[4, 512, 32, 128] holds 8,388,608 numbers, and there are 4,194,304, 2 times as many",
+            "[4, 512, 32, 128] holds 8,388,608 numbers, and there are 4,194,304, 2 times fewer",
         ),
+        ("RuntimeError: shape '[0, 8]' is invalid for input of size 4", None, "holds 0 numbers, and there are 4"),
+        ("RuntimeError: shape '[-1, 0]' is invalid for input of size 4", None, "holds 0 numbers, and there are 4"),
+        ("RuntimeError: shape '[-1, 8]' is invalid for input of size 12", None, "12 is no multiple of 8"),
+        ("RuntimeError: shape '[2, 4]' is invalid for input of size 12", None, "there are 12, 1.5 times as many"),
         (
             "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/repos/create",
             None, "the hub refuses to be written to",
@@ -150,6 +154,12 @@ def test_numbers_that_do_not_divide_are_told_with_the_settings_that_have_them(tm
         "1 x 1 = 1 is no multiple of 6"
     )
     assert not_divisible("AssertionError: 12 is not divisible", "") == ""
+
+
+def test_counts_that_contradict_each_other_name_the_settings_of_each(tmp_path: Path) -> None:
+    head = "Error executing job with overrides: ['a.size=816', 'a.batch_size=8', 'a.rows=16']\n"
+    found = died(tmp_path, head + raised("ValueError: inconsistently sized batches of images (8) and text (16)."))
+    assert "(a.batch_size=8, a.rows=16)" in found.cause
 
 
 def test_the_advice_of_an_exceptions_own_words_comes_first(tmp_path: Path) -> None:

@@ -397,6 +397,39 @@ def test_losses_of_some_micro_batches_are_others(times: Any, words: str, tmp_pat
     assert not found or words in found[0].claim
 
 
+def _token_mean(values: Any, mask: Any) -> float:
+    return float((values * mask).sum() / mask.sum())
+
+
+def _sequence_mean(values: Any, mask: Any) -> float:
+    return float(((values * mask).sum(1) / mask.sum(1)).mean())
+
+
+@pytest.mark.parametrize(
+    "reduce", [_token_mean, _sequence_mean, lambda values, mask: float((values * mask).sum() / (len(mask) * RESPONSE))],
+    ids=["token-mean", "seq-mean-token-mean", "a constant"],
+)  # fmt: skip
+def test_a_loss_is_no_other_one_where_responses_begin_to_end(reduce: Any, tmp_path: Path) -> None:
+    """While all responses reach the limit several reductions are one; only the one that is meant fits later."""
+    with Recorder(tmp_path / "d") as recorder:
+        for number in range(8):
+            fields = step_of(number)
+            draw = np.random.default_rng(number + 100)
+            lengths = np.full(ROWS, RESPONSE) if number < 4 else draw.integers(3, RESPONSE, ROWS)
+            mask = (np.arange(RESPONSE) < lengths[:, None]).astype(np.int64)
+            fields["response_mask"], fields["attention_mask"][:, PROMPT:] = mask, mask
+            fields["advantages"] = ((draw.normal(size=ROWS) + 0.3)[:, None] * mask).astype(np.float32)
+            with recorder.step(number) as write:
+                for micro in range(2):
+                    rows = slice(4 * micro, 4 * micro + 4)
+                    named = {name: fields[name][rows] for name in ("input_ids", "attention_mask", "response_mask",
+                                                                   "advantages", "old_log_probs")}  # fmt: skip
+                    write("forward_data", {**named, "log_probs": named["old_log_probs"]}, micro=micro)
+                    loss = -reduce(named["advantages"], named["response_mask"])
+                    write("loss", {"pg_loss": loss, "loss": loss}, micro=micro)
+    assert not [one for one in look(tmp_path / "d", "D28").findings if one.severity == "error"]
+
+
 @pytest.mark.parametrize(("times", "words"), [(400.0, "e to 400 times the difference"), (1.0, "")])
 def test_a_log_ratio_that_is_scaled_is_solved_for(times: float, words: str, tmp_path: Path) -> None:
     with Recorder(tmp_path / "d") as recorder:

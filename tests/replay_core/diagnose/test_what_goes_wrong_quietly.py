@@ -167,6 +167,29 @@ def test_a_loss_scale_that_looks_for_its_height_is_no_alarm(tmp_path: Path) -> N
     assert not [one for one in of_columns(tmp_path, {**columns, "loss_scale": scales}) if one.id == "D21"]
 
 
+def scaled(norms: Sequence[float]) -> dict[str, Sequence[float]]:
+    """A run whose loss scale is halved wherever the norm is not finite."""
+    n = len(norms)
+    scales = [2.0**32 * 0.5 ** sum(not math.isfinite(norm) for norm in norms[: at + 1]) for at in range(n)]
+    return {
+        "step": steps(n), "loss": waves(0.01, 0.01, n), "reward": waves(0.5, 0.02, n), "grad_norm": norms,
+        "loss_scale": scales,
+    }  # fmt: skip
+
+
+def test_a_loss_scale_that_has_settled_is_no_alarm(tmp_path: Path) -> None:
+    found = of_columns(tmp_path, scaled([math.inf if at < 17 else 0.4 for at in range(100)]))
+    assert not [one for one in found if one.id == "D21"]
+    late = of_columns(tmp_path, scaled([math.inf if at < 17 or at > 95 else 0.4 for at in range(100)]), "late.jsonl")
+    assert "fp16 gradients overflow" in late[0].claim
+
+
+def test_a_norm_that_is_nan_whatever_the_loss_scale_is_no_overflow(tmp_path: Path) -> None:
+    found = of_columns(tmp_path, scaled([0.4 if at < 6 or at % 3 == 0 else math.nan for at in range(30)]))
+    assert "not finite whatever the loss scale: it is NaN in 16 of 30 steps" in found[0].claim
+    assert "fp16" not in found[0].claim
+
+
 def fading(reward: float) -> dict[str, Sequence[float]]:
     return {
         "step": steps(), "loss": waves(0.0, 0.01), "reward": waves(reward, 0.02),
@@ -183,10 +206,31 @@ def test_a_gradient_that_fades_is_a_warning_where_the_reward_is_low(tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("best", [0.5, 2.0])
+def test_a_gradient_fades_where_a_reward_has_risen_to_its_best(best: float, tmp_path: Path) -> None:
+    risen = [best * one for one in (min(0.04 * at, 0.95) + by for at, by in enumerate(waves(0.0, 0.02)))]
+    assert "L51" not in [one.id for one in of_columns(tmp_path, {**fading(0.4), "reward": risen})]
+    fallen = [best * math.exp(-at / 6) + 0.1 for at in range(N)]
+    assert "L51" in [one.id for one in of_columns(tmp_path, {**fading(0.4), "reward": fallen})]
+
+
 @pytest.mark.parametrize(("left", "told"), [(0.3, True), (0.9, False)])
 def test_answers_that_can_no_longer_be_read(left: float, told: bool, tmp_path: Path) -> None:
     shares = [0.94 - (0.94 - left) * at / 7 for at in range(8)]
     columns = {"step": steps(8), "env/all/parse_success": shares, "env/all/reward/total": waves(0.1, 0.02, 8)}
+    assert ("L41" in [one.id for one in of_columns(tmp_path, columns)]) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("rewards/format_reward", True), ("rewards/format", True),
+     *((name, False) for name in (
+         "rewards/format_penalty", "rewards/format_std", "rewards/format_error_rate", "rewards/format_violations",
+         "rewards/wrong_format/mean", "rewards/missing_format", "train/format_failures", "valid_ratio", "valid_rate",
+         "rollout/valid_frac", "tags_ratio"))],
+)  # fmt: skip
+def test_only_what_counts_answers_of_the_right_form_loses_it(name: str, told: bool, tmp_path: Path) -> None:
+    columns = {"step": steps(8), name: [0.94 - 0.08 * at for at in range(8)], "reward": waves(0.1, 0.02, 8)}
     assert ("L41" in [one.id for one in of_columns(tmp_path, columns)]) == told
 
 
