@@ -211,7 +211,7 @@ def test_groups_of_one_prompt_say_what_parts_them(
 
 def test_ranks_that_hold_a_part_of_each_group_have_made_no_error(tmp_path: Path) -> None:
     for rank in range(2):
-        with Recorder(tmp_path / "d", rank=rank, flags={"rollout_n": GROUP}) as recorder:
+        with Recorder(tmp_path / "d", flags={"rollout_n": GROUP}) as recorder:
             for number in range(5):
                 fields = step_of(number)
                 half = np.arange(ROWS) % GROUP // 2 == rank
@@ -219,7 +219,7 @@ def test_ranks_that_hold_a_part_of_each_group_have_made_no_error(tmp_path: Path)
                 part["uid"] = [f"{rank}-{each}" for each in np.array(fields["uid"])[half]]
                 aligned = {name: "response" for name in part if np.shape(part[name])[1:] == (RESPONSE,)}
                 aligned.pop("responses")
-                with recorder.step(number) as write:
+                with recorder.step(number, rank=rank) as write:
                     write("batch_inputs", part, alignment=aligned)
     found = of(look(tmp_path / "d"), "D65")
     assert found is not None
