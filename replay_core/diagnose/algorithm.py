@@ -87,10 +87,6 @@ class Algorithm:
         """The first of these settings that is stated as one number."""
         return as_number(first_of(self._settings, *names))
 
-    def beside(self, part: str) -> Algorithm:
-        """What is stated, without the settings of one part: `critic.optim.lr`."""
-        return Algorithm(_beside(self._facts, part, _DEEPEST))
-
     def is_on(self, name: str) -> bool | None:
         """Whether a switch is on; None where it is not stated."""
         value = first_of(self._settings, name)
@@ -553,7 +549,7 @@ def divides_by_update(algorithm: Algorithm) -> bool:
 
 def learning_rate(algorithm: Algorithm) -> float | None:
     """The policy's learning rate, not one that is stated under the critic."""
-    return algorithm.beside("critic").number("lr", "learning_rate", "actor_lr")
+    return Algorithm(_beside(algorithm._facts, "critic", _DEEPEST)).number("lr", "learning_rate", "actor_lr")
 
 
 def largest_norm(algorithm: Algorithm) -> float | None:
