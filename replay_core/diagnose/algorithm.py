@@ -5,6 +5,7 @@ One place reads the settings, in every framework's words; rules ask here before 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -456,6 +457,14 @@ def _leaves(facts: Mapping[str, Any], deep: int) -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, deep - 1)
 
 
+def _beside(facts: Mapping[str, Any], part: str, deep: int) -> dict[str, Any]:
+    return {
+        key: _beside(value, part, deep - 1) if deep and isinstance(value, Mapping) else value
+        for key, value in facts.items()
+        if part not in re.split(r"[./]", str(key).lower())
+    }
+
+
 def _last(key: Any) -> str:
     return str(key).lower().rpartition(".")[2]
 
@@ -539,8 +548,8 @@ def divides_by_update(algorithm: Algorithm) -> bool:
 
 
 def learning_rate(algorithm: Algorithm) -> float | None:
-    """The policy's learning rate."""
-    return algorithm.number("lr", "learning_rate", "actor_lr")
+    """The policy's learning rate, not one that is stated under the critic."""
+    return Algorithm(_beside(algorithm._facts, "critic", _DEEPEST)).number("lr", "learning_rate", "actor_lr")
 
 
 def largest_norm(algorithm: Algorithm) -> float | None:

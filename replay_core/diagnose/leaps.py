@@ -3,7 +3,7 @@ a judge, a data set, a setting or a server does.
 
     leap = leap_in(series)
     leap.at, leap.before, leap.after
-    with_it(log, leap)                     # the other figures that leap there, too
+    moved, rest = with_it(log, leap, signals)     # the other figures that leap there, too, and those that go on
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from replay_core.diagnose.signals import Point, RunLog, Series
 
 #: Values on either side, in noise of the sides how far they lie apart, and how near to its level each side's end is.
 BEFORE, AFTER, SIGMAS, NEAR = 5, 5, 4.0, 0.4
+#: Places that are tried, and values of a side that are looked at for each: medians of all at all cost their square.
+PLACES = 400
 #: Of other figures how far the three values behind a place lie from the three before, in noise of a step and in shares
 #: of what they were.
 MOVES, PART = 3.0, 0.2
@@ -36,15 +38,13 @@ def leap_in(series: Series) -> Leap | None:
     """The leap; None of a series that moves by and by, or by no more than it wavers, or that drifts on behind it."""
     points = [point for point in series.points if math.isfinite(point.value)]
     values = [point.value for point in points]
-    best: tuple[float, int] | None = None
-    for at in range(BEFORE, len(values) - AFTER + 1):
-        apart = abs(median(values[at:]) - median(values[:at]))
-        noise = _noise(values[:at]) + _noise(values[at:])
-        if apart > 0 and (best is None or apart / (noise + 1e-12 * apart) > best[0]):
-            best = apart / (noise + 1e-12 * apart), at
+    stride, last = _stride(len(values)), len(values) - AFTER
+    best = _sharpest(values, range(BEFORE, last + 1, stride))
+    if best is not None and stride > 1:
+        best = _parting(values, range(max(BEFORE, best - stride), min(last, best + stride) + 1), best)
     if best is None:
         return None
-    at = best[1]
+    at = best
     before, after = median(values[:at]), median(values[at:])
     gap = abs(after - before)
     if gap < SIGMAS * max(_noise(values[:at]), _noise(values[at:])):
@@ -55,24 +55,54 @@ def leap_in(series: Series) -> Leap | None:
     return Leap(points[at], before, after) if sharp and not goes_on else None
 
 
+def _stride(size: int) -> int:
+    return max(1, -(-size // PLACES))
+
+
+def _sharpest(values: list[float], places: range) -> int | None:
+    """The place whose sides lie farthest apart, in their noise; None where they never do."""
+    best: tuple[float, int] | None = None
+    for at in places:
+        before, after = values[: at : _stride(at)], values[at :: _stride(len(values) - at)]
+        apart = abs(median(after) - median(before))
+        noise = _noise(before) + _noise(after)
+        if apart > 0 and (best is None or apart / (noise + 1e-12 * apart) > best[0]):
+            best = apart / (noise + 1e-12 * apart), at
+    return None if best is None else best[1]
+
+
+def _parting(values: list[float], places: range, about: int) -> int:
+    """The one of these places at which the values are nearest to the levels that are theirs on either side."""
+    before, after = median(values[:about]), median(values[about:])
+
+    def off(at: int) -> float:
+        return sum(abs(values[n] - (before if n < at else after)) for n in places)
+
+    return min(places, key=off)
+
+
 def _noise(values: list[float]) -> float:
     """What single values lie off their median by: robust, and no less than the mean of it."""
     middle, sigma = trends.spread(values)
     return max(sigma, sum(abs(value - middle) for value in values) / len(values))
 
 
-def with_it(log: RunLog, leap: Leap, signals: tuple[str, ...]) -> list[Series]:
-    """Those of the signals that move at the leap by more than they do from step to step before it."""
-    found = []
+def with_it(log: RunLog, leap: Leap, signals: tuple[str, ...]) -> tuple[list[Series], list[Series]]:
+    """Those of the signals that move at the leap by more than they do from step to step before it, and those that do
+    not; a figure that has not the values for it, on both sides of the leap, is of neither. Nor has each a value at the
+    very step: figures are logged every few steps.
+    """
+    moved: list[Series] = []
+    rest: list[Series] = []
+    step = leap.at.step
     for series in (one for signal in signals for one in log.all(signal)[:1]):
-        points = [point for point in series.points if math.isfinite(point.value)]
-        at = next((n for n, point in enumerate(points) if point.step == leap.at.step), None)
+        points = [point for point in series.points if math.isfinite(point.value) and point.step is not None]
+        at = next((n for n, p in enumerate(points) if step is not None and p.step is not None and p.step >= step), None)
         if at is None or at < BEFORE or len(points) - at < 3:
             continue
         values = [point.value for point in points]
         changes = [abs(b - a) for a, b in pairwise(values[:at])]
         usual = max(median(changes), sum(changes) / len(changes))
         now, was = median(values[at : at + 3]), median(values[at - 3 : at])
-        if abs(now - was) > max(MOVES * usual, PART * abs(was)):
-            found.append(series)
-    return found
+        (moved if abs(now - was) > max(MOVES * usual, PART * abs(was)) else rest).append(series)
+    return moved, rest

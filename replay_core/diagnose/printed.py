@@ -62,6 +62,18 @@ def is_of_decimals(name: str, path: str | None, line: int | None) -> bool:
     return re.search(rf"{re.escape(name)}\W{{1,4}}0\.00+(?![\de])", _line(path, line)) is not None
 
 
+def half_a_digit(name: str, path: str | None, line: int | None) -> float:
+    """Half a unit of the last decimal that this number is printed with, as far as it may be off: `lr:0.001` may be
+    6e-4. 0 where another number of the line has more decimals, or a power of ten: none was rounded then.
+    """
+    text = _line(path, line)
+    told = re.search(rf"{re.escape(name)}\W{{1,4}}\d+\.(\d+)(?![\de])", text)
+    every = re.findall(r"\d\.(\d+)(e[-+]?\d)?", text)
+    if told is None or any(power or len(digits) > len(told[1]) for digits, power in every):
+        return 0.0
+    return 0.5 * 10.0 ** -len(told[1])
+
+
 def _line(path: str | None, line: int | None) -> str:
     """A line of a text; empty where it cannot be read. A progress bar's carriage returns end none."""
     if path is None or line is None:

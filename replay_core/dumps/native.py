@@ -77,6 +77,10 @@ def index(path: Path) -> Index:
     switches = manifest.get("determinism")
     if isinstance(switches, dict) and "tf32_matmul" in switches:
         found.facts["tf32_matmul"] = switches["tf32_matmul"]
+    started = manifest.get("environment")
+    variables = started.get("variables") if isinstance(started, dict) else None
+    if isinstance(variables, dict) and "WORLD_SIZE" in variables:
+        found.facts["started_ranks"] = variables["WORLD_SIZE"]
     found.problems += [Problem(str(path / "manifest.json"), what) for what in _told(facts, "lost", "key", "why")]
     found.notes += _told(manifest, "incidents", "step", "what")
     keys, found.names, bare = _indexed(path, found.problems)

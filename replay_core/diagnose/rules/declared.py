@@ -16,6 +16,7 @@ from replay_core.diagnose.algorithm import GROUP_SIZE, RESPONSE_LIMITS, learning
 from replay_core.diagnose.batch import GROUP_NAMES, StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, listed, share, shown, warning
+from replay_core.diagnose.printed import half_a_digit
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 
@@ -23,7 +24,7 @@ from replay_core.diagnose.rules.tokens import truncated
 #: limit.
 CLOSE, STEPS, CUT = 0.02, 3, 8
 #: How runs state how often they go through a batch, and in how many parts.
-_EPOCHS = ("ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "mu")
+_EPOCHS = ("ppo_epochs", "num_iterations", "num_ppo_epochs", "epochs_per_batch")
 _PARTS = ("ppo_mini_batches", "mini_batches", "num_mini_batches", "n_minibatch", "num_minibatches", "ppo_n_minibatches")
 
 
@@ -74,7 +75,7 @@ def _groups(case: Case, looked: list[bool]) -> Iterator[Finding]:
         return
     (size,) = sizes
     # A rank of several may hold a part of each group.
-    if size < 2 or (size < stated and (len(ranks) > 1 or (case.algorithm.number("world_size", "dp_size") or 1) > 1)):
+    if size < 2 or (size < stated and (len(ranks) > 1 or _world(case) > 1)):
         return
     yield warning(
         f"groups hold {size} answers, and the run states {stated:g}",
@@ -86,6 +87,11 @@ def _groups(case: Case, looked: list[bool]) -> Iterator[Finding]:
         next_step="print the group ids of the first rows, and the number of answers asked of the engine",
         steps=sorted(set(steps)),
     )
+
+
+def _world(case: Case) -> float:
+    """How many ranks the run states, or was started with."""
+    return max(case.algorithm.number(name) or 1 for name in ("world_size", "dp_size", "started_ranks"))
 
 
 def _once_each(batch: StepBatch) -> np.ndarray:
@@ -119,8 +125,9 @@ def _lengths(case: Case, looked: list[bool]) -> Iterator[Finding]:
             return  # of several turns, each may be as long
         looked[0] = True
         counts_B = batch.flat.count(batch.response_N)
-        if counts_B.max(initial=0) > max(longest, limit):
-            where = batch.laid.where("input_ids", sample=int(counts_B.argmax()))
+        if counts_B.max(initial=0) > limit + 1:
+            if counts_B.max() > longest:
+                where = batch.laid.where("input_ids", sample=int(counts_B.argmax()))
             long_steps += [] if batch.step is None else [batch.step]
         longest = max(longest, int(counts_B.max(initial=0)))
         cut_B = truncated(batch) if batch.eos_id is not None else batch.truncated_flag_B
@@ -131,7 +138,7 @@ def _lengths(case: Case, looked: list[bool]) -> Iterator[Finding]:
             cut_steps += [] if batch.step is None else [batch.step]
             if not long_steps:
                 where = where or batch.laid.where("input_ids", sample=int(cut_B.argmax()))
-    if longest > limit + 1 and long_steps:
+    if long_steps:
         yield warning(
             f"responses are longer than their limit: up to {longest} tokens, and the run states {limit:g}",
             where,
@@ -209,9 +216,11 @@ def _rate(case: Case, looked: list[bool]) -> Iterator[Finding]:
     # What rests below it may be what a schedule has come to, where the run began before.
     rests = max(values) - min(values) <= 1e-9 * max(values) and series.points[0].step in (0, 1)
     most = max(values)
-    if not (most > (1 + CLOSE) * stated or (rests and 0 < most < (1 - CLOSE) * stated)):
+    top = next(point for point in series.points if point.value == most)
+    untold = half_a_digit(series.name, top.path, top.line)
+    if not (most - untold > (1 + CLOSE) * stated or (rests and 0 < most < (1 - CLOSE) * stated - untold)):
         return
-    steps = [point.step for point in series.points if point.value > (1 + CLOSE) * stated or rests]
+    steps = [point.step for point in series.points if point.value - untold > (1 + CLOSE) * stated or rests]
     yield warning(
         f"the learning rate is {most:.4g}, {most / stated:.3g} times what the run states ({stated:.4g})"
         + ("" if rests else f", from step {steps[0]} on" if steps else ""),

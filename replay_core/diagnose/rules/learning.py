@@ -963,10 +963,11 @@ def reward_falls(log: RunLog) -> Finding | None:
             steps=[p.step for p in series.points if (p.step or 0) > (fall.since.step or 0) and p.value < fall.begun],
         )
     if harder is None and (leap := leap_in(series)) is not None and leap.after < leap.before:
-        moved = with_it(log, leap, _OF_THE_POLICY)
-        if not moved and any(map(log.has, _OF_THE_POLICY)) and not learns_between(values):
-            same = ", ".join(one.name for signal in _OF_THE_POLICY for one in log.all(signal)[:1])
-            return warning(
+        moved, rest = with_it(log, leap, _OF_THE_POLICY)
+        if rest and not moved and not learns_between(values):
+            same = ", ".join(one.name for one in rest)
+            return finding(
+                "info" if leap.before > 0 and leap.after > 0.75 * leap.before else "warning",
                 f"{series.name} leaps from {leap.before:.3g} to {leap.after:.3g} at step {leap.at.step}, within "
                 "one step, and "
                 f"stays there, while {same} go{'' if ',' in same else 'es'} on as before: the judge or the data "

@@ -401,6 +401,7 @@ def mismatch(log: RunLog) -> Finding | None:
     usual = late or (now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z)
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     cut = not late and _is_of_truncation(log)
+    leapt = _leapt(series, limit)
     # What a policy writes that has fallen apart lies where two precisions differ most.
     apart = falls_apart(log)
     follows = apart is not None and (past[0].step or 0) >= (apart[0] or 0)
@@ -414,7 +415,7 @@ def mismatch(log: RunLog) -> Finding | None:
             if late
             else ", since the policy falls apart (L08)"
             if follows
-            else _leapt(series, limit) or _steady(series, limit) or _grown(series, limit)
+            else leapt or _steady(series, limit) or _grown(series, limit)
         ),
         series.of(past),
         series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}"),
@@ -432,7 +433,7 @@ def mismatch(log: RunLog) -> Finding | None:
         "was changed, an engine that was restarted with other settings, precision or weights, another template. "
         "Weights "
         "that are no longer sent part by and by, and no further at once"
-        if _leapt(series, limit)
+        if leapt
         else "weights that are not all sent to the engine, or late: part of the layers, or all, stay behind "
         "from update to update; another precision, template or temperature would show in the first step as well "
         "(a precision that costs more as the policy moves, such as quantised weights, grows more slowly)"

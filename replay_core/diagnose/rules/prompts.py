@@ -648,7 +648,9 @@ def _asked_alike(case: Case) -> Finding | None:
         return None
     size = next(iter(sizes)) if len(sizes) == 1 else None
     each_step = f"in all {len(sets)} steps"
-    if size is not None and meant is not None and size * times == meant and not copied:
+    is_of_ranks = split and len(ranks) == times
+    is_part = size is not None and meant is not None and size * times == meant
+    if is_part and not copied and not is_of_ranks:
         return error(
             f"groups hold {size} answers, and the run states {meant:g}: the answers of each prompt are split into "
             f"{times} groups, {each_step}",
@@ -671,14 +673,17 @@ def _asked_alike(case: Case) -> Finding | None:
             "than it looks",
             steps=sorted(set(steps)),
         )
-    is_of_ranks = split and len(ranks) == times
-    return warning(
+    return finding(
+        "info" if is_part else "warning",
         f"each prompt stands in {times} groups of the batch, {each_step}"
         + (f": ranks {listed(ranks)} are given the same ones" if is_of_ranks else ""),
         where,
         *told,
         *([] if meant is None else [shown("answers of a group", listed(sorted(sizes)), f"{meant:g}")]),
-        cause="the sampler is not sharded: every data-parallel rank draws the same prompts (a seed or an "
+        cause="each rank holds a part of every group, under ids of its own: a baseline that a rank makes for itself is "
+        "of fewer answers than the run states"
+        if is_part
+        else "the sampler is not sharded: every data-parallel rank draws the same prompts (a seed or an "
         "index that does not know the rank, no DistributedSampler); the batch has fewer prompts than it should"
         if is_of_ranks
         else "ranks (or workers) that draw the same prompts, as a sampler that is not sharded does; prompts that are "

@@ -81,10 +81,10 @@ def reference_moved(case: Case) -> Finding | None:
         known = versions(batch)
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         other = mean > OTHER_WEIGHTS and batch.step == 0 and _is_used(batch) and _agrees_with_engine(batch, mean)
-        if (of_padding := _padding(case, as_engine)) is not None:
-            return _of_its_padding(batch, as_engine, mean, place, *of_padding)
         # A run that goes on from a checkpoint and counts its steps anew has left its reference already.
         resumed, begins = bool(version), version == 0 or _warms_up(case)
+        if not resumed and is_of_padding(as_engine):
+            return _of_its_padding(batch, as_engine, mean, place)
         return finding(
             "error"
             if mean > OTHER_MODEL and not resumed
@@ -101,6 +101,7 @@ def reference_moved(case: Case) -> Finding | None:
             place,
             shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
             shown("largest", float(apart.max())),
+            *([] if resumed else _by_width(case)),
             cause="the reference has other weights than the policy began with, or sees another chat template"
             if mean > OTHER_PROMPT
             else "the reference log-probabilities come from other weights than the policy was started from: another "
@@ -114,14 +115,10 @@ def reference_moved(case: Case) -> Finding | None:
     raise Skip("needs the policy's and the reference's log-probabilities of step 0")
 
 
-def _padding(case: Case, as_engine: Gap) -> tuple[str, list[Evidence]] | None:
-    """Words and figures of a difference of policy and reference that left padding makes: in samples with it alone, or
-    more of it, the more padding a sample has, over the run.
+def _by_width(case: Case) -> list[Evidence]:
+    """How the difference of policy and reference grows with a sample's padding over the run, where it does: worth
+    knowing, and no verdict, as prompts of other lengths are other prompts.
     """
-    if is_of_padding(as_engine):
-        flush, padded = as_engine.by_padding or (0.0, 0.0)
-        told = [shown("mean |d| without left padding", flush), shown("mean |d| with left padding", padded, "the same")]
-        return "in samples with left padding alone", told
     growth = Growth()
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
@@ -131,25 +128,24 @@ def _padding(case: Case, as_engine: Gap) -> tuple[str, list[Evidence]] | None:
         if both_N.sum() >= FEWEST:
             growth.take(batch, Gap(batch, ref, trainer, both_N))
     if not growth.is_told:
-        return None
+        return []
     by_width = ", ".join(f"{width}: {mean:.3g}" for width, mean in growth.by_width.items())
-    return "more, the more left padding a sample has", [shown("mean |d| by left pads", by_width, "the same")]
+    return [shown("mean |d| by left pads", by_width, "the same")]
 
 
-def _of_its_padding(
-    batch: StepBatch, as_engine: Gap, mean: float, place: Where, words: str, told: list[Evidence]
-) -> Finding:
-    """Policy and reference that differ by the padding of a sample."""
+def _of_its_padding(batch: StepBatch, as_engine: Gap, mean: float, place: Where) -> Finding:
+    """Policy and reference that differ in samples with padding alone."""
+    flush, padded = as_engine.by_padding or (0.0, 0.0)
     of_engine = distance(batch)
     side = "the reference" if of_engine is not None and of_engine < 0.2 * mean else "one of the two"
     return finding(
         "error" if mean > OTHER_PROMPT else "warning",
-        f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}, before any update, {words}: "
-        f"{side} sees the padding",
+        f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}, before any update, in "
+        f"samples with left padding alone: {side} sees the padding",
         place,
         shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4",
               f"{as_engine.trainer.source} - {as_engine.rollout.source}"),
-        *told,
+        shown("mean |d| without left padding", flush), shown("mean |d| with left padding", padded, "the same"),
         *([] if of_engine is None else [shown("mean |policy - engine|", of_engine)]),
         cause="its forward has no attention mask, or counts the padding in the position ids; other weights would show "
         "with little padding as much",

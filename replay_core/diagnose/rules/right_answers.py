@@ -79,12 +79,12 @@ def not_paid(case: Case) -> Finding | None:
     and scores beside it, over 16 right answers and 16 wrong ones, fewer than .85 of the right ones have the full score.
 
     An error where the full scores of each group (or of each step) are as many as its right answers, in .95 of those
-    that hold both and are not all alike, and lie on other rows. A warning where all answers of a prompt have one score,
-    in .95 of the groups that hold right and wrong ones. A warning where a part of the right answers (8, and a tenth of
-    them) has no more than wrong ones have, with what sets these apart from those that are paid: their length, their
-    first word, a word in them, their row, a ground truth that is empty, or their prompt (all right answers to 3 and
-    more of them unpaid, all to 3 and more paid). Of texts only answers whose marks (tags) some paid answer has are
-    counted.
+    that hold both and are not all alike, and lie on other rows. A warning where all answers of a prompt have one
+    score, in .95 of the groups that hold right and wrong ones. A warning where a part of the right answers (8, and
+    a tenth of them) has no more than wrong ones have, with what sets these apart from those that are paid: their
+    length, their first word, a word in them, their row, a ground truth that is empty, or their prompt (all right
+    answers to 3 and more of them unpaid, all to 3 and more paid), or all of them at one score. Of texts only
+    answers whose marks (tags) some paid answer has are counted.
     """
     steps = _steps(case)
     right = sum(int(one.right_B.sum()) for one in steps)
@@ -255,11 +255,13 @@ def _unpaid(steps: list[_PaidStep], full: float, low: float, told: list[Evidence
         return None
     trait: Trait | None = _without_truth(steps, full, most, close) or apart.told()
     of_prompts = _by_prompt(steps, full, most, close) if trait is None else None
-    # Texts that end in the truth may be wrong in what they hold before it: only where something sets them apart.
-    if trait is None and of_prompts is None and not first[0].by:
+    is_level = max(scores) - min(scores) <= close
+    # Texts that end in the truth may be wrong in what they hold before it: only where something sets them apart. And
+    # what another term outweighs has no one level, as answers have that are taken for wrong.
+    if trait is None and of_prompts is None and not (first[0].by and is_level):
         return None
     one, at = first
-    level = f"{scores[0]:.4g}" if max(scores) - min(scores) <= close else f"{min(scores):.4g} to {max(scores):.4g}"
+    level = f"{scores[0]:.4g}" if is_level else f"{min(scores):.4g} to {max(scores):.4g}"
     return warning(
         f"right answers are paid as wrong ones: {share(unpaid, right)} have the score {level}"
         + (f", those {trait.words}" if trait is not None else f", {_OF_PROMPTS}" if of_prompts is not None else ""),

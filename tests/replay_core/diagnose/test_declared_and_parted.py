@@ -12,7 +12,7 @@ import pytest
 from replay_core.diagnose.finding import Diagnosis, Finding
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, grpo, look, of
-from tests.replay_core.diagnose.logs import diagnosed_path
+from tests.replay_core.diagnose.logs import diagnosed, diagnosed_path
 
 Step = dict[str, Any]
 ROWS, GROUP, PROMPT, RESPONSE, END = 24, 4, 6, 8, 2
@@ -110,6 +110,42 @@ def test_a_group_of_which_other_ranks_hold_a_part_is_none_that_is_too_small(tmp_
     assert claim_of(recorded(tmp_path / "d", rollout_n=8, world_size=2), "D124") == ""
 
 
+def test_so_is_one_of_a_run_that_was_started_on_several_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert claim_of(recorded(tmp_path / "d", rollout_n=8), "D124") == ""
+
+
+def test_a_critics_rate_is_not_the_policys(tmp_path: Path) -> None:
+    assert claim_of(recorded(tmp_path / "a", rate=1e-6, **{"critic.optim.lr": 1e-5}), "D124") == ""
+    assert claim_of(recorded(tmp_path / "b", rate=1e-6, critic={"optim": {"lr": 1e-5}}), "D124") == ""
+    assert claim_of(recorded(tmp_path / "c", rate=1e-5, lr=1e-6, **{"critic.optim.lr": 1e-5}), "D124") != ""
+
+
+@pytest.mark.parametrize(("printed", "is_told"), [("0.001", False), ("0.0010", True), ("0.003", True)])
+def test_a_rate_is_no_nearer_than_it_is_printed(printed: str, is_told: bool, tmp_path: Path) -> None:
+    lines = "".join(f"step:{n} - actor/lr:{printed} - critic/score/mean:0.3{n} - actor/grad_norm:1.01\n"
+                    for n in range(1, 7))  # fmt: skip
+    text = "actor_rollout_ref.actor.optim.lr=5e-4\n" + lines
+    assert bool(claim_of(diagnosed(tmp_path, text), "D124")) == is_told
+
+
+def test_all_steps_with_responses_beyond_the_limit_are_told(tmp_path: Path) -> None:
+    found = of(recorded(tmp_path / "d", max_response_length=5), "D124")
+    assert found is not None
+    assert list(found.steps) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["n_epochs", "mu"])
+def test_passes_over_the_data_are_not_those_over_a_batch(name: str, tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d", flags={name: 1}) as recorder:
+        for number in range(5):
+            ids = {each: step_of(number)[each] for each in ("input_ids", "attention_mask")}
+            with recorder.step(number) as write:
+                for epoch in range(2):
+                    write("forward_data", ids, micro=epoch, epoch=epoch, minibatch=0)
+    assert claim_of(look(tmp_path / "d"), "D124") == ""
+
+
 @pytest.mark.parametrize(("stated", "words"), [(2, ""), (1, "in 2 epochs, and the run states 1")])
 def test_epochs_are_counted(stated: int, words: str, tmp_path: Path) -> None:
     with Recorder(tmp_path / "d", flags={"ppo_epochs": stated}) as recorder:
@@ -171,6 +207,24 @@ def test_groups_of_one_prompt_say_what_parts_them(
     assert found.severity == severity
     assert words in found.claim
     assert "ranks" not in found.claim
+
+
+def test_ranks_that_hold_a_part_of_each_group_have_made_no_error(tmp_path: Path) -> None:
+    for rank in range(2):
+        with Recorder(tmp_path / "d", flags={"rollout_n": GROUP}) as recorder:
+            for number in range(5):
+                fields = step_of(number)
+                half = np.arange(ROWS) % GROUP // 2 == rank
+                part = {name: np.array(value)[half] for name, value in fields.items() if name != "uid"}
+                part["uid"] = [f"{rank}-{each}" for each in np.array(fields["uid"])[half]]
+                aligned = {name: "response" for name in part if np.shape(part[name])[1:] == (RESPONSE,)}
+                aligned.pop("responses")
+                with recorder.step(number, rank=rank) as write:
+                    write("batch_inputs", part, alignment=aligned)
+    found = of(look(tmp_path / "d"), "D65")
+    assert found is not None
+    assert found.severity == "info"
+    assert "each rank holds a part of every group" in found.cause
 
 
 # ---- engine, trainer and reference
@@ -260,6 +314,33 @@ def test_a_reference_that_sees_the_padding(tmp_path: Path) -> None:
     found = causes(recorded(tmp_path / "d", change))[0]
     assert found.id == "D15"
     assert "in samples with left padding alone: the reference sees the padding" in found.claim
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_difference_that_grows_with_padding_is_no_verdict(goes_on: bool, tmp_path: Path) -> None:
+    """Prompts of other lengths are other prompts; and a run that goes on has left its reference."""
+
+    def change(fields: Step, number: int) -> None:
+        pads = (fields["attention_mask"][:, :PROMPT] == 0).sum(1)[:, None]
+        apart = (0.05 + 0.1 * pads) * fields["response_mask"]
+        fields["ref_log_prob"] = (fields["old_log_probs"] - apart).astype(np.float32)
+        if goes_on:
+            fields["weight_version"] = np.full(ROWS, 7 + number)
+
+    found = of(recorded(tmp_path / "d", change), "D15")
+    assert found is not None
+    assert "padding" not in found.claim
+    assert ("mean |d| by left pads" in [each.name for each in found.evidence]) != goes_on
+
+
+def test_a_run_that_goes_on_is_not_told_of_padding(tmp_path: Path) -> None:
+    def change(fields: Step, number: int) -> None:
+        pads = (fields["attention_mask"][:, :PROMPT] == 0).sum(1)[:, None]
+        fields["ref_log_prob"] = (fields["old_log_probs"] - 0.1 * pads * fields["response_mask"]).astype(np.float32)
+        fields["weight_version"] = np.full(ROWS, 7 + number)
+
+    found = of(recorded(tmp_path / "d", change), "D15")
+    assert found is None or (found.severity == "info" and "padding" not in found.claim)
 
 
 def test_a_reference_of_other_weights_is_not_said_to_see_padding(tmp_path: Path) -> None:

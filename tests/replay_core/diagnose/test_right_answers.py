@@ -107,6 +107,8 @@ def test_right_answers_that_are_paid_as_wrong_ones(
         # A penalty that grows with the length takes from right and wrong ones alike.
         (_overlong, True),
         (lambda rights, _rows, draw: rights & (draw.random(len(rights)) < 0.4), False),
+        # What another term outweighs.
+        (lambda rights, _rows, draw: rights + draw.normal(0, 1, len(rights)), True),
         # Paid in part is paid.
         (lambda rights, rows, _: rights * (1 - 0.2 * np.array([row["output"].count("so") for row in rows])), True),
     ],

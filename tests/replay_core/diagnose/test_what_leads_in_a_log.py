@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from replay_core.diagnose.leaps import leap_in
+from replay_core.diagnose.signals import Point, Series
 from tests.replay_core.diagnose.logs import diagnosed, only, trl, verl, worrying
 
 
@@ -128,3 +131,40 @@ def test_groups_of_one_response_have_no_spread_and_advantages_all_the_same(tmp_p
         path.write_text(text)
         ids = [one.id for one in diagnosed(folder, text).findings]
         assert ("D01" in ids) != silent, (estimator, ids)
+
+
+def _leaping(after: float, size: int = 36, every: int = 1) -> list[dict[str, float | None]]:
+    reward = [*_wavering(0.95, 0.95, size // 2, 0.004), *_wavering(after, after, size // 2, 0.004, 1)]
+    reward[3] = after - 0.02  # One step so low before it: no figure breaks off.
+    entropy, length = _wavering(0.7, 0.7, size, 0.01, 2), _wavering(200, 200, size, 3, 3)
+    names = ("actor/entropy", "response_length/mean", "actor/ppo_kl", "actor/kl_loss")
+    return [
+        {**dict.fromkeys(names), "critic/score/mean": reward[n], "response_length/mean": length[n],
+         "actor/entropy": entropy[n] if n % every == every - 1 else None}
+        for n in range(size)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [1, 3, 9])
+def test_only_what_was_looked_at_goes_on_as_before(tmp_path: Path, every: int) -> None:
+    """Figures that are logged every few steps are compared around the leap; too few of them are not named."""
+    found = only(diagnosed(tmp_path, verl(_leaping(0.2, every=every))), "L08")
+    assert found.severity == "warning"
+    assert "response_length/mean" in found.claim
+    assert ("actor/entropy" in found.claim) == (every < 9)
+
+
+def test_a_leap_that_leaves_most_of_the_reward_is_worth_knowing(tmp_path: Path) -> None:
+    found = only(diagnosed(tmp_path, verl(_leaping(0.90))), "L08")
+    assert found.severity == "info"
+
+
+@pytest.mark.parametrize("at", [300, 1203, 1990])
+def test_a_leap_in_a_long_series_is_found_in_little_time(at: int) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.01, 2000)
+    points = tuple(Point(n, float(0.8 - 0.5 * (n >= at) + noise[n])) for n in range(2000))
+    began = time.process_time()
+    leap = leap_in(Series("reward", "reward", None, "", points))
+    assert time.process_time() - began < 2.5
+    assert leap is not None
+    assert leap.at.step == at
