@@ -139,7 +139,8 @@ class ByContext(Struct):
             "converted wrongly) and no update replaces it; or its model is set up otherwise than the trainer's "
             "(experts per token, activation, norm)"
             + ("" if self.has_one_number else ", or dropout is left on in the trainer's forward")
-            + ". Another prompt tells most at the first tokens; precision leaves the two alike",
+            + "; or it is given another prompt (a BOS more, another template), which as a rule tells most at the first "
+            "tokens. Precision leaves the two alike",
             [shown(f"mean |d| of the first {FIRST} tokens and of the others",
                    f"{first.mean():.3g}, {others.mean():.3g}"),
              shown("median correlation of the two", alike, f"> {UNLIKE:g} of a quantised engine")],

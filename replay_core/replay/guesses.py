@@ -225,7 +225,10 @@ def _by_library(
     assert result.run is not None
     assert bench.baseline.run is not None
     off_B = np.abs(replayed(bench.baseline.run, batch) - replayed(result.run, batch)).sum(1)
-    return cause_of_factory(held, found[0], bench.beside_library(library, int(off_B.argmax())) or {})
+    # Module by module only where the two are of one width.
+    is_alike = any(one["worst_token"] is not None for one in result.segments or ())
+    parted = bench.beside_library(library, int(off_B.argmax())) if is_alike else None
+    return cause_of_factory(held, found[0], parted or {})
 
 
 def _has_state(baseline: CellResult) -> bool:

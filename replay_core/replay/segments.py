@@ -65,6 +65,8 @@ def _worst_tokens(
 ) -> list[WorstHidden | None]:
     hidden_a = _rows(run_a, "modules", final_hidden, layout_a)
     hidden_b = _rows(run_b, "modules", final_hidden, layout_b)
+    if hidden_a.shape[1:] != hidden_b.shape[1:]:
+        return [None] * layout_a.samples  # another model's, of another width: no state of it faces one of these
     slots_a, slots_b = layout_a.slots(), layout_b.slots()
     sample = layout_a.sample_BS.reshape(-1)[slots_a]
     position = layout_a.position_BS.reshape(-1)[slots_a]

@@ -116,9 +116,10 @@ def test_so_is_one_of_a_run_that_was_started_on_several_ranks(monkeypatch: pytes
 
 
 def test_a_critics_rate_is_not_the_policys(tmp_path: Path) -> None:
-    assert claim_of(recorded(tmp_path / "a", rate=1e-6, **{"critic.optim.lr": 1e-5}), "D124") == ""
+    critics: dict[str, Any] = {"critic.optim.lr": 1e-5}
+    assert claim_of(recorded(tmp_path / "a", rate=1e-6, **critics), "D124") == ""
     assert claim_of(recorded(tmp_path / "b", rate=1e-6, critic={"optim": {"lr": 1e-5}}), "D124") == ""
-    assert claim_of(recorded(tmp_path / "c", rate=1e-5, lr=1e-6, **{"critic.optim.lr": 1e-5}), "D124") != ""
+    assert claim_of(recorded(tmp_path / "c", rate=1e-5, lr=1e-6, **critics), "D124") != ""
 
 
 @pytest.mark.parametrize(("printed", "is_told"), [("0.001", False), ("0.0010", True), ("0.003", True)])
