@@ -28,8 +28,8 @@ class _Widening(TorchFunctionMode):  # type: ignore[misc]
         if self._built and (func in _CASTS or _NAMED.get(func) in self._built) and args and _is_float(args[0]):
             if func in _NAMED:
                 return args[0].to(self._asked)
-            args = tuple(self._asked if self._is_built(one) else one for one in args)
-            kwargs = {name: self._asked if self._is_built(one) else one for name, one in kwargs.items()}
+            args = (args[0], *map(self._instead_of, args[1:]))
+            kwargs = {name: self._instead_of(one) for name, one in kwargs.items()}
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -38,16 +38,20 @@ class _Widening(TorchFunctionMode):  # type: ignore[misc]
             if len(set(floats)) < 2 or not is_of_dtypes:
                 raise
             widest = max(floats, key=lambda dtype: dtype.itemsize)
-            if _writes(func, kwargs) and args[0].dtype is not widest:
+            if "out" in kwargs or (_writes(func) and _is_float(args[0]) and args[0].dtype is not widest):
                 raise  # what is written to a wider copy is lost
             wide = [one.to(widest) if _is_float(one) else one for one in args]
             return func(*wide, **{name: one.to(widest) if _is_float(one) else one for name, one in kwargs.items()})
 
-    def _is_built(self, value: Any) -> bool:
-        return isinstance(value, torch.dtype) and value in self._built
+    def _instead_of(self, value: Any) -> Any:
+        """What a cast is asked for in place of a dtype of the model's, or of a tensor that is in one."""
+        if isinstance(value, torch.dtype) and value in self._built:
+            return self._asked
+        is_built = _is_float(value) and value.dtype in self._built
+        return value.to(self._asked) if is_built else value
 
 
-_CASTS = (torch.Tensor.to, torch.Tensor.type)
+_CASTS = (torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as)
 _NAMED: dict[Any, torch.dtype] = {torch.Tensor.bfloat16: torch.bfloat16, torch.Tensor.half: torch.float16}
 
 
@@ -62,9 +66,9 @@ def widened(
     return _Widening(built, asked) if is_cast and reference.startswith(FACTORY) else contextlib.nullcontext()
 
 
-def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
+def _writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or "out" in kwargs
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def _is_float(value: Any) -> bool:

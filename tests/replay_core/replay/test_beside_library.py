@@ -39,6 +39,13 @@ _OFFSET_LOST = """
 def change(model):
     model.base_model.embed_positions.offset = 0
 """
+_WIDER = """
+def change(model):
+    torch.manual_seed(7)
+    for layer in model.base_model.layers:
+        for name, shape in (("gate_proj", (32, 48)), ("up_proj", (32, 48)), ("down_proj", (48, 32))):
+            setattr(layer.mlp, name, torch.nn.Linear(*shape, bias=False))
+"""
 _COMPUTED = hf.XGLMConfig(
     vocab_size=64, d_model=32, ffn_dim=64, num_layers=2, attention_heads=4, max_position_embeddings=64, init_std=0.2
 )
@@ -60,8 +67,9 @@ def change(model):
         (_LEARNED, _TABLE_MOVED, "positions", "first in wpe"),
         (_COMPUTED, _OFFSET_LOST, "positions", "first in embed_positions"),
         (_ROTARY, _ADAPTER.format(dtype="float", scale=0.1), "maths", "first in layers.0.self_attn.q_proj"),
+        (_ROTARY, _WIDER, "maths", "first in layers.0.mlp.gate_proj"),
     ],
-    ids=["another base", "a table moved", "an offset lost", "an adapter"],
+    ids=["another base", "a table moved", "an offset lost", "an adapter", "of another width"],
 )
 def test_what_a_factory_computes_otherwise_than_the_library_is_named(
     config: Any, code: str, kind: str, said: str, tmp_path: Path

@@ -19,8 +19,10 @@ _THIRD = torch.tensor([1 / 3], dtype=torch.float64)
         lambda x: x.to("cpu", torch.bfloat16),
         lambda x: x.type(torch.bfloat16),
         lambda x: x.bfloat16(),
+        lambda x: x.to(torch.zeros(1, dtype=torch.bfloat16)),
+        lambda x: x.type_as(torch.zeros(1, dtype=torch.bfloat16)),
     ],
-    ids=["to", "to by name", "to of a device", "type", "bfloat16"],
+    ids=["to", "to by name", "to of a device", "type", "bfloat16", "to a tensor's", "type_as"],
 )
 def test_a_cast_to_the_dtype_it_was_built_in_rounds_nothing_in_a_finer_pass(cast) -> None:
     with widened("factory:policy:build", is_cast=True, built=_BUILT, asked=torch.float64):
@@ -47,3 +49,5 @@ def test_what_is_written_in_place_is_never_written_to_a_copy() -> None:
     held = torch.zeros(3, 2, dtype=torch.bfloat16)
     with widened("factory:policy:build", is_cast=True), pytest.raises(RuntimeError, match="same scalar type"):
         held.index_add_(0, torch.tensor([0]), torch.ones(1, 2, dtype=torch.float64))
+    with widened("factory:policy:build", is_cast=True), pytest.raises(RuntimeError):
+        torch.mm(held, torch.ones(2, 2, dtype=torch.float64), out=torch.zeros(3, 2, dtype=torch.bfloat16))
