@@ -20,7 +20,7 @@ _CODES = {
     ExitCode.INTERRUPTED: "interrupted, or the reader of a stream left",
 }
 _VERDICTS = {
-    "SAME": "equal in every element",
+    "SAME": "equal in every element; NaN at the same places of both are counted and said",
     "CLOSE": "within what the dtype and the kind of tensor allow",
     "DIFF": "further apart than that",
     "NAN": "NaN or infinity on one side only",
