@@ -89,7 +89,7 @@ class _Bench:
         def run() -> object:
             with torch.no_grad():
                 _, hidden = cell._timed_pass(lambda backbone, given: backbone(**given).last_hidden_state, "forwards")
-                cell._logprobs(head, hidden)
+                cell.logprobs(head, hidden)
             return compare_runs(open_run(Path(self.reference["dump"])), open_run(Path(answered["dump"])))
 
         return run

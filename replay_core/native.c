@@ -235,6 +235,8 @@ int64_t count_nans(int32_t file, int64_t at, int64_t bytes, int64_t width, uint6
     return found;
 }
 
+#define PIECE ((int64_t)1 << 14)
+
 // How many bytes two stretches of files have in common at their beginning, as far as whole blocks tell: all of them where
 // they are the same; -1 where one could not be read whole. Most that differ do so at once, hence a smaller first block.
 // told: how far it is, for whoever looks meanwhile; a number that stops it where it is no longer 0; and how many NaN were
@@ -245,10 +247,15 @@ int64_t same_bytes(int32_t file_a, int64_t at_a, int32_t file_b, int64_t at_b, i
     for (int64_t size = first; start < bytes; size = block) {
         if (size > bytes - start) size = bytes - start;
         if (!read_all(file_a, room_a, size, at_a + start) || !read_all(file_b, room_b, size, at_b + start)) return -1;
-        if (memcmp(room_a, room_b, (size_t)size)) break;
+        // What is compared is still in the first cache when its numbers are looked at.
+        int64_t nans = 0, piece, at = 0;
+        for (; at < size; at += piece) {
+            piece = size - at < PIECE ? size - at : PIECE;
+            if (memcmp(room_a + at, room_b + at, (size_t)piece)) return start;
+            if (width) nans += nans_in(room_a + at, piece, width, above);
+        }
         start += size;
-        told[0] = start;
-        if (width) told[2] += nans_in(room_a, size, width, above);
+        told[0] = start, told[2] += nans;
         if (told[1]) break;
     }
     return start;
