@@ -287,9 +287,10 @@ class SightEntry(_SightReach):
     """A line of the table of visibility: what was changed in the batch, and who moved that must not see it."""
 
     by: Literal["cell", "reference", "eager"]
-    what: Literal["again", "other", "padding", "token", "seed", "fresh", "wider", "company"]
+    what: Literal["again", "other", "padding", "token", "seed", "first", "fresh", "wider", "company"]
     """Nothing (run again after other tokens), all tokens of `sample`, the padding, token `token` of every sample; the
-    seed; nothing, in a model loaded anew after other tokens; how many columns of padding, or samples of a pack, are."""
+    seed; nothing, in a model loaded anew, in its first call or after other tokens; how many columns of padding, or
+    samples of a pack, are."""
     sample: Count | None
     token: Count | None
     moved: list[MovedTokens]

@@ -563,7 +563,7 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = Fal
         return None
     if sight["what"] == "seed":
         return "random"
-    if sight["what"] in ("again", "fresh"):
+    if sight["what"] in ("again", "first", "fresh"):
         return "state"
     if sight["what"] in _MORE:
         return None  # told only where nothing else tells: what is counted with the padding moves with it
@@ -591,6 +591,7 @@ def line(sight: Mapping[str, Any]) -> str:
         "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}{amid}",
         "padding": f"the padding{of_row}",
         "seed": "the seed alone (dropout left on?)", "fresh": "nothing (in a model loaded anew, after other tokens)",
+        "first": "nothing (in the first call of a model loaded anew)",
         "wider": "the amount of padding, not what stands in it,",
         "company": "the number of samples in the pack, not one of these,",
         "token": f"token {sight['token']} of every sample",

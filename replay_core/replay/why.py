@@ -8,7 +8,7 @@ either dump is from that truth says whether it is more than this dtype's noise. 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from replay_core.replay.reading import read_batch
 from replay_core.replay.segments import tokens_of
 from replay_core.replay.shrinking import COLUMNS, Excerpt, company_of, first_parts, likely, part_of, smallest
 from replay_core.replay.stated import stated
+from replay_core.replay.whole_model import WholeModel
 
 #: Nats within which log-probabilities of one hidden state do.
 SAME_NATS = 1e-4
@@ -391,10 +392,15 @@ def _interventions(
     own_sights = own.sights(own_base, 2)
     found["visibility"] += [sight.to_mapping("reference") for sight in own_sights]
     found["beside"] = _moves_beside(bench, reference, small, own_sights)
-    if not is_one and not any(sight.moved for sight in (*sights, *own_sights) if sight.what in ("again", "seed")):
-        parties = {"reference": (reference, own_base), "cell": (flags, base)}
+    if not any(sight.moved for sight in (*sights, *own_sights) if sight.what in ("again", "seed")):
+        parties = {"reference": (reference, own_base)} if is_one else {
+            "reference": (reference, own_base), "cell": (flags, base)
+        }  # fmt: skip
+        asked = {"first": Observer.trace} if is_one else {"first": Observer.trace, "fresh": Observer.after_others}
         found["visibility"] += asking(
-            "a model loaded anew", lambda: _once_more(bench, parties, small, None if depth is None else depth[0]), []
+            "a model loaded anew",
+            lambda: _once_more(bench, parties, small, None if depth is None else depth[0], asked),
+            [],
         )
     positions = [one.cell.arrangement.position_ids.reshape(-1)[one.slots.numpy()] for one in (observer, own)]
     found["shifted"] = not np.array_equal(*positions)
@@ -594,20 +600,47 @@ def _kernel(bench: ReplayBench, reference: Flags, eager: Flags, batch: MicroBatc
 
 
 def _once_more(
-    bench: ReplayBench, parties: Mapping[str, tuple[Flags, Trace]], batch: MicroBatch, depth: int | None
+    bench: ReplayBench,
+    parties: Mapping[str, tuple[Flags, Trace]],
+    batch: MicroBatch,
+    depth: int | None,
+    asked: Mapping[str, Callable[[Observer], Trace]],
 ) -> list[dict[str, Any]]:
-    """What is not what it was in a model loaded anew, whose first call was of other tokens: a cache that is never
-    dropped moves nothing within one model, whose every call it serves. Empty where a second model is too large or is
-    drawn with other weights. `depth`: how many of its layers the first has left.
+    """What is not what it was in a model loaded anew, whose first call is of these tokens ("first") or of others
+    ("fresh"): what a model keeps from its first call, or drops after it, moves nothing within one model, whose every
+    later call is served alike. Empty where a second model is too large or is another one every time it is built.
+
+    depth: how many of its layers the first has left; asked: the kinds of sights, and how each is looked at.
     """
     causal_lm = bench.model.causal_lm
     size = sum(one.numel() * one.itemsize for one in causal_lm.parameters())
     free = torch.cuda.mem_get_info()[0] if bench.plan.flags.device == "cuda" else psutil.virtual_memory().available
     if bench.run is None or bench.recorded is None or size > min(_SECOND_MOST, _SECOND * free):
         return []
-    found = []
+    found: list[dict[str, Any]] = []
     for name, (flags, base) in parties.items():
-        holder = Holder()
+        for what, look in asked.items():
+            if any((one["by"], one["what"]) == (name, "first") for one in found):
+                continue  # one that drops something after its first call is another after others as well
+            seen = _in_a_model_anew(bench, flags, batch, depth, look)
+            sight = None if seen is None else bench.observer(flags, batch).differing(what, base, seen, bench.same)
+            if sight is None:
+                continue
+            again = _in_a_model_anew(bench, flags, batch, depth, look)
+            # Buffers that are drawn when a model is built make another one of it every time.
+            if again is not None and worst(relative(seen.hidden, again.hidden)) <= bench.same:
+                found.append(sight.to_mapping(name))
+    return found
+
+
+def _in_a_model_anew(
+    bench: ReplayBench, flags: Flags, batch: MicroBatch, depth: int | None, look: Callable[[Observer], Trace]
+) -> Trace | None:
+    """What a model loaded anew shows; None where it cannot be had, or has other weights."""
+    assert bench.run is not None
+    assert bench.recorded is not None
+    causal_lm, holder = bench.model.causal_lm, Holder()
+    try:
         with contextlib.suppress(RldbgError):
             model, _ = holder.model(bench.plan, bench.run, bench.recorded)
             layers = layers_of(model)
@@ -616,14 +649,14 @@ def _once_more(
                 in_dtype(model, next(causal_lm.parameters()).dtype),
             ):
                 if not _is_same_model(causal_lm, model.causal_lm):
-                    return []
-                model.known.update(bench.model.known)
-                anew = replace(bench, model=model)
-                observer = anew.observer(flags, batch)
-                sight = observer.differing("fresh", base, observer.after_others(), bench.same)
-            found += [] if sight is None else [sight.to_mapping(name)]
+                    return None
+                # Nothing is asked of it before, or that would be its first call.
+                whole = {"whole": WholeModel(model.causal_lm)} if bench.model.known.get("whole") else {}
+                model.known.update({**bench.model.known, **whole})
+                return look(replace(bench, model=model).observer(flags, batch))
+        return None
+    finally:
         holder.drop()
-    return found
 
 
 def _is_same_model(a: torch.nn.Module, b: torch.nn.Module) -> bool:

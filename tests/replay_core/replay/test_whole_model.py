@@ -64,6 +64,19 @@ def capping() -> LlamaForCausalLM:
     return _with_head(lambda logits: 2 * torch.tanh(logits / 2))
 
 
+def of_one_call() -> LlamaForCausalLM:
+    """Its adapter takes itself off in the very first call."""
+    model = llama()
+    projection, left = model.model.layers[1].self_attn.o_proj, [1]
+    within, adapter = projection.forward, 0.3 * torch.randn(32, 32)
+
+    def forward(hidden):
+        return within(hidden) + (hidden @ adapter.to(hidden) if left and left.pop() else 0)
+
+    projection.forward = forward
+    return model
+
+
 def remembering() -> LlamaForCausalLM:
     """What tokens the last call held is made less likely: its final states are right, and its logits another call's."""
     model, last = llama(), dict[str, torch.Tensor]()
@@ -302,6 +315,15 @@ def test_what_a_model_that_is_called_whole_lets_move_whom_names_the_cause(ask, m
         "remembering": "nothing was changed but what it was called with before",
     }
     assert said.get(model, "changing row") in cause["sentence"]
+
+
+def test_what_stands_in_the_first_call_alone_is_state(ask):
+    answer = ask("packing=off", plan=plan("of_one_call"), why=True)
+    cause = answer["cells"][answer["baseline"]]["cause"]
+    assert cause["kind"] == "state", cause
+    assert "in the first call of a model loaded anew" in cause["sentence"]
+    assert "layers.1.self_attn.o_proj" in cause["sentence"]
+    assert exit_code(answer) == 1
 
 
 def test_a_model_that_is_called_whole_is_not_compiled(replay):
