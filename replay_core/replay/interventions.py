@@ -612,8 +612,7 @@ class Observer:
         return changed
 
     def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        whole = torch.cat([part.detach().double().cpu() for part in parts], dim=self.cell.arrangement.axis)
-        return whole.flatten(0, 1)[self.slots]
+        return joined(parts, self.cell.arrangement.axis, self.slots)
 
 
 def lost(
@@ -674,6 +673,11 @@ def relative(a_ND: torch.Tensor, b_ND: torch.Tensor) -> torch.Tensor:
     broken = ~torch.isfinite(found)
     same = torch.isnan(a_ND).any(-1) & torch.isnan(b_ND).any(-1)
     return torch.where(broken, torch.where(same, 0.0, torch.inf), found)
+
+
+def joined(parts: list[torch.Tensor], axis: int, slots: torch.Tensor) -> torch.Tensor:
+    """[N, D] float64: what the forwards of a cell put out, of the tokens in these slots of all of them together."""
+    return torch.cat([part.detach().double().cpu() for part in parts], dim=axis).flatten(0, 1)[slots]
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

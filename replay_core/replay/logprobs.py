@@ -105,7 +105,7 @@ class _Stub(torch.nn.Module):  # type: ignore[misc]
         return _output()(last_hidden_state=self.hidden)
 
 
-def _has_own_code(causal_lm: Any) -> bool:
+def has_own_code(causal_lm: Any) -> bool:
     """Whether the model or its output embedding was given another `forward`, or hooks."""
     head = causal_lm.get_output_embeddings()
     is_moved = hasattr(head, "_hf_hook")  # accelerate's, which takes a module's inputs to its device
@@ -146,14 +146,14 @@ class Head:
             self.note = "two forwards of the same tokens differ: the model carries state over from call to call"
         else:
             # What its own code makes of more than hidden states (its tokens) is seen where the whole of it is called.
-            refused = OwnForwardError if _has_own_code(causal_lm) else CellError
+            refused = OwnForwardError if has_own_code(causal_lm) else CellError
             raise refused(
                 "the model's head cannot be run on hidden states alone: its logits come out different",
                 found=type(causal_lm).__name__,
                 hint="this architecture needs its own forward; please report it",
             )
 
-        on = self._depends_on(hidden_1ND) if _has_own_code(causal_lm) else None
+        on = self._depends_on(hidden_1ND) if has_own_code(causal_lm) else None
         if on is not None:
             raise OwnForwardError(
                 f"the model's head depends on {on[0]}: it gives a row other logits {on[1]}, and is not run on rows "

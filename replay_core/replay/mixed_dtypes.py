@@ -6,6 +6,7 @@ dtype of the model as it was built (behind a norm in float32) would round the fi
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,12 +20,17 @@ class _Widening(TorchFunctionMode):  # type: ignore[misc]
     `built` are casts to `asked`.
     """
 
+    #: Another model is being built meanwhile (`as_built`).
+    is_idle = False
+
     def __init__(self, built: frozenset[torch.dtype] = frozenset(), asked: torch.dtype | None = None) -> None:
         super().__init__()
         self._built, self._asked = built, asked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.is_idle:
+            return func(*args, **kwargs)
         if self._built and (func in _CASTS or _NAMED.get(func) in self._built) and args and _is_float(args[0]):
             if func in _NAMED:
                 return args[0].to(self._asked)
@@ -64,6 +70,16 @@ def widened(
     built: half precisions that its weights are in, which `asked` stands for in a finer pass.
     """
     return _Widening(built, asked) if is_cast and reference.startswith(FACTORY) else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def as_built() -> Iterator[None]:
+    """Where another model is loaded while one is asked in a finer dtype: it comes in the dtypes of its own."""
+    before, _Widening.is_idle = _Widening.is_idle, True
+    try:
+        yield
+    finally:
+        _Widening.is_idle = before
 
 
 def _writes(func: Any) -> bool:

@@ -37,21 +37,24 @@ from replay_core.replay.interventions import (
     Sight,
     TensorPlace,
     Trace,
+    evaluating,
     finest,
     first_apart,
     in_dtype,
     is_half,
+    joined,
     lost,
     relative,
 )
-from replay_core.replay.logprobs import token_logprobs
+from replay_core.replay.logprobs import has_own_code, token_logprobs
+from replay_core.replay.mixed_dtypes import as_built
 from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
 from replay_core.replay.segments import tokens_of
 from replay_core.replay.shrinking import COLUMNS, Excerpt, company_of, first_parts, likely, part_of, smallest
 from replay_core.replay.stated import stated
-from replay_core.replay.whole_model import WholeModel
+from replay_core.replay.whole_model import WholeModel, taken
 
 #: Nats within which log-probabilities of one hidden state do.
 SAME_NATS = 1e-4
@@ -87,6 +90,8 @@ _OWN_KERNEL = 4
 _SECOND, _SECOND_MOST = 0.4, 4 << 30
 #: Tokens of the row by which the reference itself is checked, and the parties to that.
 _ITSELF, _PARTIES = 48, ("reference", "eager")
+#: Logits of a token that are looked at.
+_LOGITS = 64
 #: Tokens whose log-probabilities are formed.
 _LOGPROBS = 256
 
@@ -397,11 +402,15 @@ def _interventions(
             "reference": (reference, own_base), "cell": (flags, base)
         }  # fmt: skip
         asked = {"first": Observer.trace} if is_one else {"first": Observer.trace, "fresh": Observer.after_others}
-        found["visibility"] += asking(
-            "a model loaded anew",
-            lambda: _once_more(bench, parties, small, None if depth is None else depth[0], asked),
-            [],
-        )
+        layers = None if depth is None else depth[0]
+        anew = asking("a model loaded anew", lambda: _once_more(bench, parties, small, layers, asked), [])
+        if not anew and depth is None and has_own_code(bench.model.causal_lm):
+            logits = {"reference": (reference, _own_logits(own))}
+            anew = asking(
+                "the logits of a model loaded anew",
+                lambda: _once_more(bench, logits, small, None, {"first": _own_logits}), []
+            )  # fmt: skip
+        found["visibility"] += anew
     positions = [one.cell.arrangement.position_ids.reshape(-1)[one.slots.numpy()] for one in (observer, own)]
     found["shifted"] = not np.array_equal(*positions)
     found["forward_only"] = asking(
@@ -608,7 +617,8 @@ def _once_more(
 ) -> list[dict[str, Any]]:
     """What is not what it was in a model loaded anew, whose first call is of these tokens ("first") or of others
     ("fresh"): what a model keeps from its first call, or drops after it, moves nothing within one model, whose every
-    later call is served alike. Empty where a second model is too large or is another one every time it is built.
+    later call is served alike, and neither does what its calls made of its weights. Empty where a second model is too
+    large or is another one every time it is built.
 
     depth: how many of its layers the first has left; asked: the kinds of sights, and how each is looked at.
     """
@@ -623,12 +633,12 @@ def _once_more(
             if any((one["by"], one["what"]) == (name, "first") for one in found):
                 continue  # one that drops something after its first call is another after others as well
             seen = _in_a_model_anew(bench, flags, batch, depth, look)
-            sight = None if seen is None else bench.observer(flags, batch).differing(what, base, seen, bench.same)
-            if sight is None:
+            if seen is None:
                 continue
-            again = _in_a_model_anew(bench, flags, batch, depth, look)
-            # Buffers that are drawn when a model is built make another one of it every time.
-            if again is not None and worst(relative(seen.hidden, again.hidden)) <= bench.same:
+            sight = bench.observer(flags, batch).differing(what, base, seen, bench.same)
+            again = None if sight is None else _in_a_model_anew(bench, flags, batch, depth, look)
+            # Numbers that are drawn when a model is built make another one of it every time.
+            if sight is not None and again is not None and worst(relative(seen.hidden, again.hidden)) <= bench.same:
                 found.append(sight.to_mapping(name))
     return found
 
@@ -636,20 +646,19 @@ def _once_more(
 def _in_a_model_anew(
     bench: ReplayBench, flags: Flags, batch: MicroBatch, depth: int | None, look: Callable[[Observer], Trace]
 ) -> Trace | None:
-    """What a model loaded anew shows; None where it cannot be had, or has other weights."""
+    """What a model loaded anew shows; None where it cannot be had."""
     assert bench.run is not None
     assert bench.recorded is not None
     causal_lm, holder = bench.model.causal_lm, Holder()
     try:
         with contextlib.suppress(RldbgError):
-            model, _ = holder.model(bench.plan, bench.run, bench.recorded)
+            with as_built():
+                model, _ = holder.model(bench.plan, bench.run, bench.recorded)
             layers = layers_of(model)
             with (
                 contextlib.nullcontext() if depth is None or layers is None else first_layers(layers, depth),
                 in_dtype(model, next(causal_lm.parameters()).dtype),
             ):
-                if not _is_same_model(causal_lm, model.causal_lm):
-                    return None
                 # Nothing is asked of it before, or that would be its first call.
                 whole = {"whole": WholeModel(model.causal_lm)} if bench.model.known.get("whole") else {}
                 model.known.update({**bench.model.known, **whole})
@@ -659,11 +668,17 @@ def _in_a_model_anew(
         holder.drop()
 
 
-def _is_same_model(a: torch.nn.Module, b: torch.nn.Module) -> bool:
-    mine, fresh = dict(a.named_parameters()), dict(b.named_parameters())
-    if a is b or mine.keys() != fresh.keys():
-        return False
-    return all(torch.equal(one.to(fresh[name].dtype), fresh[name]) for name, one in mine.items())
+def _own_logits(observer: Observer) -> Trace:
+    """What a model with code of its own makes of its final states, when the whole of it is called: some logits of every
+    token, and what all of them add up to.
+    """
+    causal_lm, parts = observer.cell.model.causal_lm, []
+    with torch.no_grad(), evaluating(causal_lm), attention.pinned(observer.cell.flags):
+        for forward in observer.forwards():
+            logits = causal_lm(**taken(causal_lm, {**observer.cell.inputs(forward), "use_cache": False})).logits
+            some = logits[..., :: max(1, logits.shape[-1] // _LOGITS)]
+            parts.append(torch.cat((some, logits.logsumexp(-1, keepdim=True)), dim=-1))
+    return Trace({}, joined(parts, observer.cell.arrangement.axis, observer.slots))
 
 
 def _moves_forward_only(bench: ReplayBench, flags: Flags, batch: MicroBatch, sights: Sequence[Sight]) -> bool:

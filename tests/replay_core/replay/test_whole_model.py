@@ -77,6 +77,53 @@ def of_one_call() -> LlamaForCausalLM:
     return model
 
 
+class Tuning(LlamaForCausalLM):
+    """Its second call writes into a weight."""
+
+    calls = 0
+
+    def forward(self, input_ids, **given):
+        if self.calls == 1:
+            with torch.no_grad():
+                self.model.layers[1].self_attn.o_proj.weight.mul_(1.3)
+        self.calls += 1
+        return super().forward(input_ids, **given)
+
+
+class Greeting(LlamaForCausalLM):
+    """What it adds to the logits, it adds in its first call."""
+
+    calls = 0
+
+    def forward(self, input_ids, **given):
+        out = super().forward(input_ids, **given)
+        if self.calls == 0:
+            out.logits = out.logits + out.logits.roll(1, -1)
+        self.calls += 1
+        return out
+
+
+def tuning() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return Tuning(llama().config).eval()
+
+
+def greeting() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return Greeting(llama().config).eval()
+
+
+def drawn_anew() -> LlamaForCausalLM:
+    """Another model every time it is built, and the same in all its calls."""
+    model = llama()
+    model.lm_head.weight.data.add_(0.01 * torch.randn(model.lm_head.weight.shape, generator=_DRAWN))
+    model.model.embed_tokens.weight.data.add_(0.01 * torch.randn(VOCABULARY, 32, generator=_DRAWN))
+    return model
+
+
+_DRAWN = torch.Generator().manual_seed(5)
+
+
 def remembering() -> LlamaForCausalLM:
     """What tokens the last call held is made less likely: its final states are right, and its logits another call's."""
     model, last = llama(), dict[str, torch.Tensor]()
@@ -317,13 +364,22 @@ def test_what_a_model_that_is_called_whole_lets_move_whom_names_the_cause(ask, m
     assert said.get(model, "changing row") in cause["sentence"]
 
 
-def test_what_stands_in_the_first_call_alone_is_state(ask):
-    answer = ask("packing=off", plan=plan("of_one_call"), why=True)
+@pytest.mark.parametrize(
+    ("model", "module"),
+    [("of_one_call", "layers.1.self_attn.o_proj"), ("tuning", "layers.1.self_attn.o_proj"), ("greeting", None)],
+)
+def test_what_stands_in_the_first_call_alone_is_state(ask, model, module):
+    answer = ask("packing=off", plan=plan(model), why=True)
     cause = answer["cells"][answer["baseline"]]["cause"]
     assert cause["kind"] == "state", cause
     assert "in the first call of a model loaded anew" in cause["sentence"]
-    assert "layers.1.self_attn.o_proj" in cause["sentence"]
+    assert module is None or module in cause["sentence"]
     assert exit_code(answer) == 1
+
+
+def test_a_model_that_is_drawn_anew_every_time_is_none_with_a_state(ask):
+    answer = ask("packing=off", plan=plan("drawn_anew"), why=True)
+    assert exit_code(answer) == 0, [cell["cause"] for cell in answer["cells"]]
 
 
 def test_a_model_that_is_called_whole_is_not_compiled(replay):
