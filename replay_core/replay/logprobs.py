@@ -139,7 +139,8 @@ class Head:
             self._compute: HeadFunction = self._own_code
         elif self._is_one_product:
             self._compute = causal_lm.get_output_embeddings()
-            self.note = "logits come from the output embedding: the model's own forward does not take hidden states"
+            if not isinstance(self._compute, torch.nn.Identity):
+                self.note = "logits come from the output embedding: the model's own forward does not take hidden states"
         elif not is_repeatable:
             # The two passes had other hidden states: nothing to hold the head to, but that it can be run.
             self._compute = self._own_code if self._runs(hidden_1ND) else causal_lm.get_output_embeddings()

@@ -20,6 +20,7 @@ from replay_core.replay.compiling import Compiled
 from replay_core.replay.double import ready_for_float64
 from replay_core.replay.flags import DEFAULTS, Flags
 from replay_core.replay.libraries import transformers
+from replay_core.replay.plain_model import PlainModel
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.references import FACTORY, RANDOM, cached
 from replay_core.replay.versions import loaded_in, set_attention
@@ -107,6 +108,11 @@ def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatc
         model = _in_dtype(model, plan.flags.dtype)
         is_cast = built != {one.dtype for one in model.parameters()}
         said = _kept(model, plan.flags.dtype)
+        if isinstance(model, PlainModel):
+            said.append(
+                f"{type(model).__name__} is no model of transformers': its logits stand for its final hidden states, "
+                "and its attention is its own"
+            )
     else:
         model, said = _from_directory(Path(reference), plan, batch)
     _name_backbone(model.eval().requires_grad_(False))

@@ -1,6 +1,6 @@
 """The user's own code: a model factory, or the trainer's forward. Only ever named on the command line.
 
-    --model factory:module:function      function() -> a causal language model
+    --model factory:module:function      function() -> a causal language model, or any module that makes logits
     --forward module:function            function(model, batch) -> log-probabilities of the next tokens
 
 `batch` is a mapping of tensors: input_ids, attention_mask, position_ids [B, S] and, where it is known,
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from replay_core.errors import CellError, RequestError
+from replay_core.replay.plain_model import as_causal_lm, is_causal_lm
 
 
 def function(reference: str, folder: str | None) -> Callable[..., Any]:
@@ -110,17 +111,13 @@ def model(reference: str, folder: str | None) -> Any:
     """The model a factory makes, in what it laid around it (`unwrapped`).
 
     Raises:
-        RequestError, CellError: as `function`; or the factory raised, or returned no causal language model.
+        RequestError, CellError: as `function`; or the factory raised, or returned nothing that makes logits of tokens.
     """
     made = _called(reference, function(reference, folder))
     edition(folder)  # what it imported while it ran counts too
     within = unwrapped(made)
-    if not all(hasattr(within, name) for name in ("base_model", "config", "get_output_embeddings")):
-        raise CellError(
-            "the factory returned no causal language model",
-            expected="a transformers ...ForCausalLM",
-            found=type(made).__name__,
-        )
+    if not is_causal_lm(within):
+        as_causal_lm(within, lambda: unwrapped(_called(reference, function(reference, folder))))
     return made
 
 

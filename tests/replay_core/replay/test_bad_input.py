@@ -191,7 +191,7 @@ def factory(tmp_path):
     [
         ("raises", "raised ValueError: no such experiment"),
         ("leaves", "raised SystemExit: 3"),
-        ("returns_a_number", "returned no causal language model"),
+        ("returns_a_number", "returned no model"),
     ],
 )
 def test_a_factory_that_fails_is_a_failed_cell(ask, factory, name, message):

@@ -1,0 +1,186 @@
+"""A factory's model that is none of transformers': any torch module that makes logits of tokens.
+
+It is given what a replay asks of a causal language model, in place: its class gets a parent more, so its modules and
+weights keep their names. Its logits stand for its final hidden states, and its head leaves them as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from replay_core.errors import CellError
+from replay_core.replay.libraries import transformers
+
+#: What its forward may call the tokens' mask and their positions.
+_MASK, _POSITIONS = "mask", "pos"
+_HINT = "--forward MODULE:FUNCTION runs your own code and reads its log-probabilities"
+
+
+class PlainModel:
+    """What a module is besides, once `as_causal_lm` was here."""
+
+    base_model_prefix = ""
+    #: Its forward as it was written, and which of its arguments takes the mask, and the positions.
+    _own_forward: Callable[..., Any]
+    _arguments: Mapping[str, str]
+    _said_config: Any
+
+    @property
+    def base_model(self) -> Any:
+        return self
+
+    @property
+    def config(self) -> Any:
+        return self._said_config
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        """Logits of what stands for final hidden states: the same."""
+        return torch.nn.Identity()
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """Raises AttributeError where none has a row for each word."""
+        words = self._said_config.vocab_size
+        for module in self.modules():  # type: ignore[attr-defined]
+            if isinstance(module, torch.nn.Embedding) and module.num_embeddings == words:
+                return module
+        raise AttributeError("no embedding has a row for each word")
+
+    def set_attn_implementation(self, name: str | None) -> None:
+        """Of the models of transformers' within it. Raises what they raise."""
+        for module in self.modules():  # type: ignore[attr-defined]
+            if isinstance(module, transformers.PreTrainedModel) and hasattr(module, "set_attn_implementation"):
+                module.set_attn_implementation(name)
+        self._said_config._attn_implementation = name
+
+
+def is_causal_lm(model: Any) -> bool:
+    """Whether a model has what a replay asks of one."""
+    return all(hasattr(model, name) for name in ("base_model", "config", "get_output_embeddings"))
+
+
+def as_causal_lm(model: Any, build: Callable[[], Any]) -> Any:
+    """The module itself, which can be asked what a causal language model is asked.
+
+    Args:
+        build: makes another one: the first call of this one is left to the replay.
+
+    Raises:
+        CellError: it is no module, or makes no logits [B, S, V] of tokens [B, S].
+    """
+    arguments = _arguments(model)
+    words = _words(build(), arguments)
+    theirs = getattr(model, "config", None)
+
+    class Config(transformers.PretrainedConfig):  # type: ignore[misc]
+        """The module's own, and what a replay asks of one."""
+
+        def __getattr__(self, name: str) -> Any:
+            if theirs is None or name.startswith("__"):
+                raise AttributeError(name)
+            return getattr(theirs, name)
+
+    config = Config()
+    config.vocab_size = words
+    within = [one.config for one in model.modules() if isinstance(one, transformers.PreTrainedModel)]
+    config._attn_implementation = within[0]._attn_implementation if within else "eager"
+    own = type(model)
+    model.__class__ = type(own.__name__, (_HeedingPositions if "positions" in arguments else _Counting, own), {
+        "_own_forward": own.forward, "_arguments": arguments, "_said_config": config, "__module__": own.__module__,
+    })  # fmt: skip
+    return model
+
+
+def _arguments(model: Any) -> dict[str, str]:
+    """What its forward calls the tokens, their mask and their positions, where it takes those.
+
+    Raises:
+        CellError: it is no module, or cannot be called with tokens.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise CellError(
+            "the factory returned no model", expected="a torch module, or a transformers ...ForCausalLM",
+            found=type(model).__name__,
+        )  # fmt: skip
+    taken = inspect.signature(model.forward).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        return {"tokens": "input_ids", "mask": "attention_mask", "positions": "position_ids"}
+    names = [name for name, one in taken.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    if not names:
+        raise CellError("the factory's model cannot be called with tokens", found=type(model).__name__, hint=_HINT)
+    found = {"tokens": "input_ids" if "input_ids" in names else names[0]}
+    for what, word in (("mask", _MASK), ("positions", _POSITIONS)):
+        named = next((name for name in names if word in name and name != found["tokens"]), None)
+        if named is not None:
+            found[what] = named
+    return found
+
+
+def _words(model: Any, arguments: Mapping[str, str]) -> int:
+    """How many words it has a logit of."""
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    ids_1T = torch.tensor([[0, 1]], device=device)
+    given = {arguments["tokens"]: ids_1T}
+    if "mask" in arguments:
+        given[arguments["mask"]] = torch.ones_like(ids_1T)
+    if "positions" in arguments:
+        given[arguments["positions"]] = torch.arange(2, device=device)[None]
+    try:
+        with torch.no_grad():
+            logits = _logits(model.eval()(**given))
+    except CellError:
+        raise
+    except Exception as error:
+        raise CellError(
+            f"the factory's model fails on two tokens: {type(error).__name__}: {error}",
+            expected=f"logits [1, 2, V] of {', '.join(given)}", found=type(model).__name__, hint=_HINT,
+        ) from error  # fmt: skip
+    if logits.ndim != len((1, 2, 0)) or logits.shape[:2] != ids_1T.shape:
+        raise CellError(
+            "the factory's model makes no logits of the tokens it is given", expected="[1, 2, V] of two tokens",
+            found=str(list(logits.shape)), hint=_HINT,
+        )  # fmt: skip
+    return int(logits.shape[-1])
+
+
+def _logits(put: Any) -> torch.Tensor:
+    found = put["logits"] if isinstance(put, Mapping) and "logits" in put else getattr(put, "logits", put)
+    found = found[0] if isinstance(found, (tuple, list)) and found else found
+    if not isinstance(found, torch.Tensor):
+        raise CellError("the factory's model makes no logits", found=type(put).__name__, hint=_HINT)
+    return found
+
+
+def _put_out(
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None
+) -> Any:
+    names = model._arguments
+    given = {names["tokens"]: input_ids}
+    if "mask" in names:
+        given[names["mask"]] = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    if "positions" in names and position_ids is not None:
+        given[names["positions"]] = position_ids
+    logits = _logits(type(model)._own_forward(model, **given))
+    return transformers.modeling_outputs.ModelOutput(logits=logits, last_hidden_state=logits)
+
+
+class _Counting(PlainModel):
+    """Counts its tokens by itself."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:
+        return _put_out(self, input_ids, attention_mask, None)
+
+
+class _HeedingPositions(PlainModel):
+    """Is told where its tokens stand."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> Any:
+        return _put_out(self, input_ids, attention_mask, position_ids)
