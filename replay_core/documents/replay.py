@@ -287,10 +287,10 @@ class SightEntry(_SightReach):
     """A line of the table of visibility: what was changed in the batch, and who moved that must not see it."""
 
     by: Literal["cell", "reference", "eager"]
-    what: Literal["again", "other", "padding", "token", "seed", "first", "fresh", "wider", "company"]
+    what: Literal["again", "other", "padding", "token", "seed", "first", "fresh", "wider", "company", "shifted"]
     """Nothing (run again after other tokens), all tokens of `sample`, the padding, token `token` of every sample; the
     seed; nothing, in a model loaded anew, in its first call or after other tokens; how many columns of padding, or
-    samples of a pack, are."""
+    samples of a pack, are, and how many are in front of what moves where one more behind it moves nothing."""
     sample: Count | None
     token: Count | None
     moved: list[MovedTokens]

@@ -119,9 +119,14 @@ class MicroBatch(Struct, frozen=True):
             cut(self.positions_BS),
         )  # fmt: skip
 
-    def wider(self, columns: int) -> MicroBatch:
-        """The same rows with more padding, on the left where they have some there, else on the right."""
-        padding = (columns, 0) if not self.valid_BS[:, 0].all() else (0, columns)
+    def has_left_padding(self) -> bool:
+        return not bool(self.valid_BS[:, 0].all())
+
+    def wider(self, columns: int, *, behind: bool = False) -> MicroBatch:
+        """The same rows with more padding, on the left where they have some there, else on the right, or `behind` all
+        of them.
+        """
+        padding = (columns, 0) if self.has_left_padding() and not behind else (0, columns)
 
         def padded(values_BS: Any) -> Any:
             return None if values_BS is None else np.pad(values_BS, ((0, 0), padding))

@@ -337,6 +337,9 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
         return "positions", f"{said}: the same whatever the tokens are{where}"
     if evidence.get("unturned_agrees"):
         return "positions", f"where no token is rotated by its position, the two are one{where}"
+    shifted = next((one for one in evidence["visibility"] if one["what"] == "shifted" and one["by"] == "cell"), None)
+    if shifted is not None:
+        return "positions", f"they are those of the slots, not of the sample's tokens: {line(shifted)}{where}"
     more_of = next((one for one in evidence["visibility"] if one["what"] in _MORE and one["by"] == "cell"), None)
     if more_of is not None:
         return "batch", f"{_MORE[more_of['what']]}: {line(more_of)}{where}{_unasked_padding(evidence)}"
@@ -565,7 +568,7 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = Fal
         return "random"
     if sight["what"] in ("again", "first", "fresh"):
         return "state"
-    if sight["what"] in _MORE:
+    if sight["what"] in (*_MORE, "shifted"):
         return None  # told only where nothing else tells: what is counted with the padding moves with it
     if where == "router" and sight["what"] == "other" and sight["by"] == "cell" and not sight.get("given_away"):
         return "batch"  # who comes first has a place with an expert: later samples alone may move
@@ -594,6 +597,7 @@ def line(sight: Mapping[str, Any]) -> str:
         "first": "nothing (in the first call of a model loaded anew)",
         "wider": "the amount of padding, not what stands in it,",
         "company": "the number of samples in the pack, not one of these,",
+        "shifted": "how much stands in front, not what, nor how much behind,",
         "token": f"token {sight['token']} of every sample",
     }[sight["what"]]  # fmt: skip
     if not sight["moved"]:

@@ -45,7 +45,7 @@ from replay_core.replay.rope import forget_lengths
 from replay_core.replay.routing import Imposed, token_numbers
 from replay_core.replay.stated import stated
 from replay_core.replay.unmasked import states_unmasked
-from replay_core.replay.whole_model import WholeModel, has_own_forward, taken
+from replay_core.replay.whole_model import WholeModel, has_own_forward, rows_in_order, taken
 
 #: Tokens of the first row that the probe runs.
 _PROBE_TOKENS = 16
@@ -227,11 +227,14 @@ class BatchReplay(Struct, dict=True):
             self.routing.numbers = self._tokens_of(forward)
         forget_lengths(self.model.backbone)
         is_unmasked = self.flags.fault == "state_unmasked"
+        inputs, backbone = self.inputs(forward), self.model.backbone
         with (
             attention.pinned(self.flags),
-            states_unmasked(self.model.backbone) if is_unmasked else contextlib.nullcontext(),
+            states_unmasked(backbone) if is_unmasked else contextlib.nullcontext(),
+            # No hook goes into a compiled graph.
+            rows_in_order(backbone, inputs["input_ids"]) if run is compiling.plain else contextlib.nullcontext(),
         ):
-            return run(self.model.computes, self.inputs(forward))
+            return run(self.model.computes, inputs)
 
     def _tokens_of(self, forward: Forward) -> Any:
         """Which token of the batch stands in each slot of one of the cell's forwards."""

@@ -80,7 +80,8 @@ class Trace(Struct):
 class Sight(Struct):
     """What one intervention moved. what: other (a whole sample), padding, token (one of every sample), again (nothing),
     seed (of what is drawn), first (nothing, in the first call of a model loaded anew), fresh (nothing, in a model
-    loaded anew, after other tokens), wider (more columns of padding), company (one more sample in the pack).
+    loaded anew, after other tokens), wider (more columns of padding), company (one more sample in the
+    pack), shifted (either of them in front, where one behind moves nothing).
 
     moved: (sample, relation, tokens, first position, last position); relation: other, own, earlier, later.
     """

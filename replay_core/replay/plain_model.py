@@ -27,6 +27,8 @@ class PlainModel:
     #: Its forward as it was written, and which of its arguments takes the mask, and the positions.
     _own_forward: Callable[..., Any]
     _arguments: Mapping[str, str]
+    #: No mask at all, as of a pack or of rows without padding, is nothing that its forward has a word for.
+    _needs_mask: bool
     _said_config: Any
 
     @property
@@ -89,7 +91,8 @@ def as_causal_lm(model: Any, build: Callable[[], Any]) -> Any:
     config._attn_implementation = within[0]._attn_implementation if within else "eager"
     own = type(model)
     model.__class__ = type(own.__name__, (_HeedingPositions if "positions" in arguments else _Counting, own), {
-        "_own_forward": own.forward, "_arguments": arguments, "_said_config": config, "__module__": own.__module__,
+        "_own_forward": own.forward, "_arguments": arguments, "_needs_mask": _needs_mask(own.forward, arguments),
+        "_said_config": config, "__module__": own.__module__,
     })  # fmt: skip
     return model
 
@@ -117,6 +120,11 @@ def _arguments(model: Any) -> dict[str, str]:
         if named is not None:
             found[what] = named
     return found
+
+
+def _needs_mask(forward: Callable[..., Any], arguments: Mapping[str, str]) -> bool:
+    named = inspect.signature(forward).parameters.get(arguments.get("mask", ""))
+    return named is not None and named.default is named.empty
 
 
 def _words(model: Any, arguments: Mapping[str, str]) -> int:
@@ -159,8 +167,10 @@ def _put_out(
 ) -> Any:
     names = model._arguments
     given = {names["tokens"]: input_ids}
-    if "mask" in names:
-        given[names["mask"]] = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    if attention_mask is None and model._needs_mask:
+        attention_mask = torch.ones_like(input_ids)
+    if "mask" in names and attention_mask is not None:
+        given[names["mask"]] = attention_mask
     if "positions" in names and position_ids is not None:
         given[names["positions"]] = position_ids
     logits = _logits(type(model)._own_forward(model, **given))

@@ -6,7 +6,9 @@ replay that called the backbone beneath it would leave that out, and agree with 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,39 @@ def has_own_forward(causal_lm: Any) -> bool:
     """Whether `forward` is not the one that transformers gives this class, or has hooks."""
     if causal_lm._forward_pre_hooks or causal_lm._forward_hooks:
         return True
+    return not _is_the_librarys(causal_lm.forward)
+
+
+def _is_the_librarys(forward: Any) -> bool:
     # Not unwrapped: a wrapper that names what it wraps is a wrapper still, and transformers' own lie in its folder.
-    code = getattr(getattr(causal_lm.forward, "__func__", causal_lm.forward), "__code__", None)
+    code = getattr(getattr(forward, "__func__", forward), "__code__", None)
     folder = Path(transformers.__file__).parent
-    return code is None or folder not in Path(code.co_filename).parents
+    return code is not None and folder in Path(code.co_filename).parents
+
+
+@contextlib.contextmanager
+def rows_in_order(backbone: Any, given_BS: Any) -> Iterator[None]:
+    """While a backbone with a forward of its own is called with these tokens. None of its tensors can be followed where
+    it deals its rows out otherwise.
+
+    Raises:
+        OwnForwardError: its embedding is given the rows in another order.
+    """
+    try:
+        words = None if _is_the_librarys(backbone.forward) else backbone.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        words = None
+    if words is None:
+        yield
+        return
+    looked_up: list[Any] = []
+    handle = words.register_forward_pre_hook(lambda _module, args: looked_up.extend(args[:1]))
+    try:
+        yield
+    finally:
+        handle.remove()
+    if any(_is_another_order(ids_BS, given_BS) for ids_BS in looked_up):
+        raise _another_order()
 
 
 def taken(causal_lm: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -68,12 +99,16 @@ class WholeModel:
                 hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
             )
         if _is_another_order(given[0], inputs["input_ids"]):
-            raise OwnForwardError(
-                "the model's own forward gives its backbone the rows in another order",
-                expected="the rows as they are given",
-                hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
-            )
+            raise _another_order()
         return heard[0]
+
+
+def _another_order() -> OwnForwardError:
+    return OwnForwardError(
+        "the model's own forward gives its backbone the rows in another order",
+        expected="the rows as they are given",
+        hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
+    )
 
 
 def _is_another_order(ids_BS: Any, given_BS: Any) -> bool:

@@ -780,20 +780,35 @@ def _with_more(
     tried: list[tuple[str, MicroBatch, int]] = []
     if flags.packing:
         first = int(batch.valid_BS[0].sum())
-        tried = [
-            ("company", batch.take([*range(batch.rows), 0]), 0),
-            ("company", batch.take([0, *range(batch.rows)]), first),
-        ]
+        behind, before = batch.take([*range(batch.rows), 0]), batch.take([0, *range(batch.rows)])
+        tried = [("company", behind, 0), ("company", before, first)]
     elif not batch.valid_BS.all():
         # What is counted in tiles may be the same for a few columns more.
         tried = [("wider", batch.wider(columns), 0) for columns in (_WIDER, batch.ids_BS.shape[1])]
-    for what, more, before in tried:
+    for what, more, begins in tried:
         with contextlib.suppress(CellError):
-            sight = observer.differing(what, base, bench.observer(flags, more).trace(), bench.same, before)
+            sight = observer.differing(what, base, bench.observer(flags, more).trace(), bench.same, begins)
             if sight is not None:
+                if _only_shifts(bench, flags, batch, observer, base, sight, begins):
+                    sight.what = "shifted"
                 batches = [one for _, one, _ in tried]
                 return [sight.to_mapping("cell")], _lost_in(bench, flags, reference, batches, what)
     return [], None
+
+
+def _only_shifts(
+    bench: ReplayBench, flags: Flags, batch: MicroBatch, observer: Observer, base: Trace, sight: Sight, begins: int
+) -> bool:
+    """Whether what moves with more in front of it moves with nothing behind it: its slots decide, not their number."""
+    kind = None if sight.first is None else sight.first.kind
+    if kind in (None, "router"):
+        return False  # who comes first takes a place with an expert
+    if flags.packing:
+        return begins > 0  # one more behind was tried first, and moved nothing
+    if kind == "mixer" or not batch.has_left_padding():
+        return False  # attention may see padding, whatever stands in it
+    behind = bench.observer(flags, batch.wider(_WIDER, behind=True)).trace()
+    return observer.differing("wider", base, behind, bench.same) is None
 
 
 def _lost_in(

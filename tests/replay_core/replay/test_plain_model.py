@@ -58,7 +58,8 @@ class Told(Policy):
     """Takes positions, and puts out a tuple."""
 
     def forward(self, input_ids, attention_mask=None, position_ids=None):
-        return super().forward(input_ids, attention_mask)["logits"], position_ids
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return super().forward(input_ids, mask)["logits"], position_ids
 
 
 def _seeded(kind, **settings):
