@@ -1,6 +1,7 @@
 """A model whose own forward does more than call its backbone is replayed whole, or called so."""
 
 import functools
+import math
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,28 @@ def sorting_within() -> LlamaForCausalLM:
         return out
 
     model.model.forward = forward
+    return model
+
+
+def scaling_by_slot() -> LlamaForCausalLM:
+    """Its queries grow with the slot they stand in."""
+    model = llama()
+    projection = model.model.layers[1].self_attn.q_proj
+    within = projection.forward
+
+    def forward(hidden):
+        return within(hidden) * (1 + torch.arange(hidden.shape[1]).log1p()).to(hidden)[:, None]
+
+    projection.forward = forward
+    return model
+
+
+def scaling_by_length() -> LlamaForCausalLM:
+    """Its queries grow with the number of slots there are."""
+    model = llama()
+    projection = model.model.layers[1].self_attn.q_proj
+    within = projection.forward
+    projection.forward = lambda hidden: within(hidden) * (1 + math.log(hidden.shape[1]))
     return model
 
 
@@ -379,6 +402,19 @@ def test_what_a_model_that_is_called_whole_lets_move_whom_names_the_cause(ask, m
         "remembering": "nothing was changed but what it was called with before",
     }
     assert said.get(model, "changing row") in cause["sentence"]
+
+
+@pytest.mark.parametrize("flags", ["packing=off", "packing=on"])
+@pytest.mark.parametrize(
+    ("model", "kind", "said"),
+    [("scaling_by_slot", "positions", "how much stands in front"), ("scaling_by_length", "batch", "number of samples")],
+)
+def test_a_slot_and_the_number_of_slots_are_told_apart(ask, model, kind, said, flags):
+    answer = ask(flags, plan=plan(model))
+    cause = answer["cells"][-1]["cause"]
+    assert cause["kind"] == kind, cause
+    assert (said if flags == "packing=on" or kind == "positions" else "padded length") in cause["sentence"]
+    assert "layers.1.self_attn.q_proj" in cause["sentence"]
 
 
 @pytest.mark.parametrize(
