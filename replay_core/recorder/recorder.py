@@ -112,8 +112,8 @@ class StepRecorder:
                 value is of a kind no record can hold (unless on_error is "warn").
             DumpError: an earlier record could not be written.
         """
-        with self._guarded({"stage": stage, "micro": micro}):
-            if not self._wants(stage):
+        with self.guarded({"stage": stage, "micro": micro}):
+            if not self.wants(stage):
                 return None
             together = {**(fields or {}), **more}
             snapshots = self.recorder.snapshots()
@@ -185,11 +185,11 @@ class StepRecorder:
         """
         with contextlib.ExitStack() as caught:
             seen: dict[str, Any] | None = None
-            with self._guarded({"stage": "modules", "micro": micro}):
-                if self._wants("modules"):
+            with self.guarded({"stage": "modules", "micro": micro}):
+                if self.wants("modules"):
                     snapshots = self.recorder.snapshots()
                     seen = caught.enter_context(
-                        hooks.catching(self._guarded, snapshots, model, pattern, inputs=inputs, gradients=gradients)
+                        hooks.catching(self.guarded, snapshots, model, pattern, inputs=inputs, gradients=gradients)
                     )
             yield
         if seen is not None:
@@ -197,15 +197,15 @@ class StepRecorder:
 
     def gradients(self, model: Any, *, micro: int | None = None, **fields: Any) -> Path | None:
         """Record the gradients as they stand, of parameters that `target_param_pattern` chooses: `grad.<name>`."""
-        with self._guarded({"stage": "gradient", "micro": micro}):
-            if self._wants("gradient"):
+        with self.guarded({"stage": "gradient", "micro": micro}):
+            if self.wants("gradient"):
                 return self("gradient", {**hooks.gradients(model, self.recorder.settings), **fields}, micro=micro)
         return None
 
     def params(self, model: Any, *, micro: int | None = None, **fields: Any) -> Path | None:
         """Record the parameters that `target_param_pattern` chooses: `param.<name>`."""
-        with self._guarded({"stage": "param", "micro": micro}):
-            if self._wants("param"):
+        with self.guarded({"stage": "param", "micro": micro}):
+            if self.wants("param"):
                 return self("param", {**hooks.parameters(model, self.recorder.settings), **fields}, micro=micro)
         return None
 
@@ -217,11 +217,11 @@ class StepRecorder:
         """
         with contextlib.ExitStack() as caught:
             seen: dict[str, Any] | None = None
-            with self._guarded({"stage": "gradient", "micro": micro}):
-                if self._wants("gradient"):
+            with self.guarded({"stage": "gradient", "micro": micro}):
+                if self.wants("gradient"):
                     snapshots = self.recorder.snapshots()
                     seen = caught.enter_context(
-                        hooks.accumulating(self._guarded, snapshots, model, self.recorder.settings)
+                        hooks.accumulating(self.guarded, snapshots, model, self.recorder.settings)
                     )
             yield
         if seen is not None:
@@ -240,7 +240,7 @@ class StepRecorder:
             trigger "non-finite gradient", step, rank, micro, parameters (names), kind (persistent | transient | failed
             | not rerun), first (the first module output that is not finite), weights (digest), checkpoint.
         """
-        with self._guarded({"part": "examine", "micro": micro}):
+        with self.guarded({"part": "examine", "micro": micro}):
             return self._examine(model, again, micro, rng)
         return None
 
@@ -268,17 +268,18 @@ class StepRecorder:
                 self.admit("modules", seen, snapshots, micro=micro, role=examination.RERUN)
                 self("gradient", gradients, micro=micro, role=examination.RERUN)
 
-            incident.update(examination.rerun(model, again, rng, snapshots, self._guarded, keep))
+            incident.update(examination.rerun(model, again, rng, snapshots, self.guarded, keep))
         if recorder.black_box is not None:
             recorder.commit_held(incident)
         else:
             recorder.note(incident=incident)
         return incident
 
-    def _guarded(self, key: Mapping[str, Any]) -> AbstractContextManager[None]:
+    def guarded(self, key: Mapping[str, Any]) -> AbstractContextManager[None]:
         return self.recorder.guarded({"step": self.step, **key})
 
-    def _wants(self, stage: str) -> bool:
+    def wants(self, stage: str) -> bool:
+        """Whether records of a stage are kept of this step and rank."""
         settings = self.recorder.settings
         return self.active and settings.wants_rank(self.rank) and settings.wants_stage(stage)
 

@@ -34,8 +34,13 @@ class Guard:
                 self._say(f"not everything is recorded, training goes on: {error}")
 
 
-def outermost_calls(torch: Any, called: Called, guard: Guard) -> None:
+def outermost_calls(
+    torch: Any, begins: Callable[[Any], None], called: Called, ended: Callable[[], None], guard: Guard
+) -> None:
     """Tell every call of a module from outside any module's, per thread; not the calls a backward repeats.
+
+    Args:
+        begins, ended: before the call, and after it whether it raised or not.
 
     The class's `__call__` and not torch's global hooks: those go into every compiled graph, are not told of the
     module when its forward raises, and keep `module.compile()` from being seen at all.
@@ -48,10 +53,12 @@ def outermost_calls(torch: Any, called: Called, guard: Guard) -> None:
         if compiling() or getattr(inside, "now", False) or _in_backward(torch):
             return original(module, *args, **kwargs)
         inside.now = True
+        guard(begins, module)
         try:
             output = original(module, *args, **kwargs)
         finally:
             inside.now = False
+            guard(ended)
         guard(called, module, args, kwargs, output)
         return output
 

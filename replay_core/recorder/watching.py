@@ -5,15 +5,16 @@ line. An optimizer step ends a step; where a script trains on what it sampled, t
 steps between are its mini-batches. A micro-batch is the number of a role's model call within the step: the policy's and
 the reference's call on one batch have one number.
 Of each step are recorded the inputs of every outermost model call (`batch_inputs`), its outputs where they are small
-(`modules`), the value of every backward (`loss`), the gradient's norm before clipping (`gradient`) and after
-(`optimizer`), the gradients and parameters asked for, and the weights that compute it, of a small model or if
-asked for.
+(`modules`), those of the modules within that were asked for, the value of every backward (`loss`), the gradient's norm
+before clipping (`gradient`) and after (`optimizer`), the gradients and parameters asked for, and the weights that
+compute it, of a small model or if asked for.
 TRL's GRPOTrainer is recorded by its own subclass instead, which sees rollouts and advantages too.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
@@ -24,7 +25,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from typing import Any, cast
 
 from replay_core.errors import RequestError
@@ -33,7 +34,7 @@ from replay_core.recorder import hooks, seams
 from replay_core.recorder.manifest import computed_as
 from replay_core.recorder.recorder import Recorder, StepRecorder
 from replay_core.recorder.settings import Settings
-from replay_core.recorder.values import is_storable
+from replay_core.recorder.values import Snapshots, is_storable
 from replay_core.records import MEAN_OVER_RANKS
 
 #: Functions that sample token by token: their model calls are counted, not recorded.
@@ -100,7 +101,7 @@ class _Watch:
 
     def __init__(self, directory: str, options: Mapping[str, Any]) -> None:
         self._directory, self._options = directory, dict(options)
-        self._modules_pattern = self._options.pop("modules", None)
+        self._modules = self._options.pop("modules", None)
         self._gradients = self._options.pop("gradients", None)
         self._params = self._options.pop("params", None)
         self._outputs = self._options.pop("outputs", False)
@@ -150,6 +151,9 @@ class _Watch:
         self._number = self._calls = 0
         self._ended = False
         self._scaled: tuple[weakref.ref[Any], Any, Any] | None = None
+        #: What the modules within the model that is called put out, and what took it; the hooks while it is called.
+        self._within: tuple[dict[str, Any], Snapshots] | None = None
+        self._hooked = contextlib.ExitStack()
         #: The gradients that losses left at the logits of calls whose record may not be whole yet, and their keys.
         self._at_logits: dict[int, tuple[Any, StepRecorder, dict[str, Any]]] = {}
         self._seen: Counter[str] = Counter()
@@ -163,7 +167,7 @@ class _Watch:
 
         settings = Settings().with_(asynchronous=True, on_error="warn").with_(**self._options)
         self._settings = settings
-        seams.outermost_calls(torch, self._called, self._guard)
+        seams.outermost_calls(torch, self._begins, self._called, self._has_ended, self._guard)
         seams.backwards(torch, self._backward, self._guard)
         seams.optimized_weights(torch, lambda weights: self._optimized.update(map(id, weights)), self._guard)
         seams.scaled_losses(torch, self._loss_scaled, self._guard)
@@ -262,6 +266,33 @@ class _Watch:
             self._step = recorder.open_step(self._number, rank=seams.rank_now())
         return self._step
 
+    def _begins(self, module: Any) -> None:
+        """Listen to the modules within a model that is about to be called."""
+        self._within = None
+        if self._modules is None or self._trainer is not None or next(module.parameters(), None) is None:
+            return
+        import torch
+
+        if not torch.is_grad_enabled() and _is_sampling():
+            return
+        model = hooks.bare(module)
+        chosen, kind = _matching(self._modules, dict(model.named_modules())), type(model).__qualname__
+        # Hooks within a compiled region would be compiled into it.
+        if not chosen.keys() - {""} or any(_is_compiled(one) for one in module.modules()):
+            self._unseen[f"what --modules {self._modules} asks for, in a call of {kind}"] += 1
+            return
+        self._open()
+        self._after_optimizers()
+        step = self._current()
+        if not step.wants("modules"):
+            return
+        snapshots = step.recorder.snapshots()
+        seen = hooks.catching(step.guarded, snapshots, model, translate(f"*{self._modules}*"))
+        self._within = self._hooked.enter_context(seen), snapshots
+
+    def _has_ended(self) -> None:
+        self._hooked.close()
+
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         if self._trainer is None and output is not None and next(module.parameters(), None) is not None:
             import torch
@@ -286,8 +317,10 @@ class _Watch:
         if size > _SMALL_OUTPUT and not self._outputs:
             self._unseen[f"outputs above {_SMALL_OUTPUT >> 20} MB (--outputs records them)"] += 1
             outputs = {}
+        within, snapshots = self._within or ({}, self._open().snapshots())
+        self._within = None
         if module not in self._roots:
-            self._meet(module, {"batch_inputs": given, "modules": outputs}, called)
+            self._meet(module, {"batch_inputs": given, "modules": {**within, **outputs}}, called)
         step = self._current()
         role = self._roots[module]
         micro = self._calls_of[role]
@@ -309,8 +342,8 @@ class _Watch:
         self._seen["model calls"] += 1
         place: dict[str, Any] = {"micro": micro, "role": role, "minibatch": self._optimizer_step()}
         step("batch_inputs", given, **place)
-        if outputs:
-            step("modules", outputs, **place)
+        if within or (outputs and step.wants("modules")):
+            step.admit("modules", {**within, **outputs}, snapshots, **place)
         if torch.is_grad_enabled():
             self._record_at_logits()
             logits = outputs.get(_LOGITS)
@@ -553,6 +586,8 @@ class _Watch:
     def _report_seen(self) -> None:
         if self._trainer is not None and self._recorder is not None:
             _say(f"{self._trainer} was recorded with its rollouts into {self._directory}")
+            if self._modules is not None:
+                _say(f"not seen: what --modules {self._modules} asks for, of {self._trainer}")
             self._report_replay(self._recorder)
         elif self._seen["model calls"]:
             counts = ", ".join(f"{count} {what}" for what, count in self._seen.items())

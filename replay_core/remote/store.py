@@ -95,6 +95,9 @@ def refused(address: Address, error: BaseException, errors: Any) -> RldbgError:
         return RequestError(
             "one may not look there", file=str(address), expected=wanted, found=words, hint=credentials(address)
         )
+    if "NoSuchBucket" in words:
+        expected = "the name of a bucket that is there"
+        return RequestError("nothing is there", file=str(address), expected=expected, found=words)
     if "invalid path" in words:
         return RequestError(
             "an object there has a name that no file can have",

@@ -108,6 +108,7 @@ class UnitFolder(Struct, frozen=True):
 
         Raises:
             RequestError: the directory holds the units of another request.
+            DumpError: it holds those of another version, whose plan is left as it is.
         """
         is_damaged = False
         try:
@@ -115,6 +116,8 @@ class UnitFolder(Struct, frozen=True):
         except DumpError:
             known, is_damaged = None, True  # units of another request have other ids
         request = json.loads(json.dumps(plan.request.to_mapping()))
+        if known is not None and known.get("kind") == _KIND:
+            self._need_this_version(known)
         if known is not None and known.get("request") != request:
             raise refused(known.get("request") or {}, plan.request, self.path / PLAN)
         if known is None and not is_damaged and self.path.is_dir() and any(self.path.iterdir()):
@@ -147,14 +150,7 @@ class UnitFolder(Struct, frozen=True):
                 "the directory holds no units", file=str(self.path), expected=PLAN, found="none",
                 hint="rldbg compare A B --out DIR begins one",
             )  # fmt: skip
-        if found.get("schema_version") != SCHEMA_VERSION:
-            raise DumpError(
-                "the units are of another version of rldbg",
-                file=str(self.path / PLAN),
-                expected=f"schema_version {SCHEMA_VERSION}",
-                found=str(found.get("schema_version")),
-                hint="another --out DIR, or the rldbg that wrote it",
-            )
+        self._need_this_version(found)
         try:
             request = Request(**found["request"])
             units = tuple(
@@ -166,6 +162,16 @@ class UnitFolder(Struct, frozen=True):
         except (KeyError, TypeError) as error:
             raise DumpError("the plan is damaged", file=str(self.path / PLAN), expected="what a worker writes",
                             found=f"{type(error).__name__}: {error}") from None  # fmt: skip
+
+    def _need_this_version(self, plan: Mapping[str, Any]) -> None:
+        if plan.get("schema_version") != SCHEMA_VERSION:
+            raise DumpError(
+                "the units are of another version of rldbg",
+                file=str(self.path / PLAN),
+                expected=f"schema_version {SCHEMA_VERSION}",
+                found=str(plan.get("schema_version")),
+                hint="another --out DIR, or the rldbg that wrote it",
+            )
 
     def outcome(self, id: str) -> Outcome | None:
         """How a unit ended; None where it has not.

@@ -8,6 +8,7 @@ written by the process that asked, so they are those of any other worker.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections import deque
@@ -138,21 +139,36 @@ def _connected(address: str) -> Any:
         raise RequestError(
             "no Ray cluster of this version answers there",
             expected=f"a cluster of Ray {ray.__version__} at --ray ADDRESS",
-            found=f"{address or 'a local one'}: {_first_line(error)}",
+            found=f"{address or 'a local one'}: {_in_one_line(error)}",
             hint="ray status --address ADDRESS; --ray alone starts one on this machine",
         ) from None
     return ray
 
 
+#: How an HTTP/2 connection begins, as all of Ray's do; a server's first frame is its settings (RFC 9113, 3.4).
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+_SETTINGS = 4
+
+
 def _knock(address: str) -> None:
-    """Raise an OSError where nobody listens: Ray itself tries for minutes."""
+    """Raise an OSError where nobody listens, or something that speaks otherwise: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host, int(port)), _KNOCK_S).close()
+    if not host or not port.isdecimal():
+        return
+    with socket.create_connection((host, int(port)), _KNOCK_S) as door:
+        if os.environ.get("RAY_USE_TLS") == "1":
+            return  # it waits for a handshake first
+        door.sendall(_PREFACE)
+        heard = b""
+        while len(heard) < 4 and (more := door.recv(4 - len(heard))):
+            heard += more
+        if heard[3:4] != bytes([_SETTINGS]):
+            raise ConnectionError(f"what listens there is no Ray: it answers {heard!r}")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [repr(error)])[0][:200]
+def _in_one_line(error: BaseException) -> str:
+    """Ray says which versions differ on the lines after the first."""
+    return " ".join(str(error).split() or [repr(error)])[:200]
 
 
 def _room(ray: Any) -> int:
@@ -213,6 +229,6 @@ def _heard(
         told = ray.get(answer)
     except ray.exceptions.RayError as error:
         late = time_limit_s is not None and took_s > time_limit_s
-        said = f"no answer after {time_limit_s:.0f} s" if late else _first_line(error)
+        said = f"no answer after {time_limit_s:.0f} s" if late else _in_one_line(error)
         return None, ChildDiedError("the actor ended without an answer", expected="a document", found=said)
     return (told["result"], None) if "result" in told else (None, error_from_mapping(told["error"]))

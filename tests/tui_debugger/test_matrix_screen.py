@@ -26,6 +26,25 @@ async def test_the_answer_is_first_and_every_cell_says_what_it_did() -> None:
         assert "other_samples: segments 1..15 off" in screen(app)
 
 
+async def test_a_recording_that_is_not_what_each_row_alone_computes_is_no_agreement() -> None:
+    answer = document("matrix")
+    for cell in answer["cells"]:
+        if cell["agreement"]["agrees"] is False:
+            cell["agreement"] = {**cell["agreement"], "agrees": True}
+    answer["matrix"] = {**answer["matrix"], "breaking": [], "failing": []}
+    baseline = answer["cells"][answer["baseline"]]
+    async with opened(A, engine=ScriptedEngine(replay=answer)) as (app, pilot):
+        await press(app, pilot, "m", "r")
+        assert "AGREES  4 agree" in screen(app).splitlines()[1]
+    at = {"sample": 1, "position": 2, "recorded": -3.0703, "replayed": -3.5703}
+    baseline["recorded"] = [{"field": "log_probs", "verdict": "DIFF", "reason": "mean exp|d| 1.649", "at": at}]
+    async with opened(A, engine=ScriptedEngine(replay=answer)) as (app, pilot):
+        await press(app, pilot, "m", "r")
+        lines = screen(app).splitlines()
+        assert "RECORDING  4 agree" in lines[1]
+        assert "log_probs is not what each row alone computes: mean exp|d| 1.649" in lines[2]
+
+
 @pytest.mark.long
 async def test_enter_on_a_disagreeing_cell_opens_its_divergence_list() -> None:
     engine = ScriptedEngine()

@@ -35,6 +35,7 @@ from tui_debugger.failing import fail
 @click.option("--checkpoints/--no-checkpoints", default=None,
               help="Keep each recorded step's weights, for replays (default: of models up to 64 MiB).")  # fmt: skip
 @click.option("--outputs", is_flag=True, help="Outputs of the model however large they are.")
+@click.option("--modules", metavar="GLOB", help="Outputs of the modules within it whose names hold it (*mlp*; '*').")
 @click.option("--share", is_flag=True, help="Let other users read the dump, as the umask says.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 def command(
@@ -48,6 +49,7 @@ def command(
     params: str | None,
     checkpoints: bool | None,
     outputs: bool,
+    modules: str | None,
     share: bool,
     command_line: tuple[str, ...],
 ) -> int:
@@ -71,7 +73,7 @@ def command(
         options["ranks"] = _numbers(ranks)
     Settings().with_(**options)  # what is wrong is said here, not by the script
     given: dict[str, Any] = {"gradients": gradients, "params": params, "checkpoints": checkpoints}
-    given.update(outputs=outputs or None, share=share or None)
+    given.update(outputs=outputs or None, modules=modules, share=share or None)
     options.update({name: value for name, value in given.items() if value is not None})
     try:
         status = _run(command_line, _environment(directory, options))

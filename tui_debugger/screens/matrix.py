@@ -17,7 +17,7 @@ from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
 from tui_debugger import paths
 from tui_debugger.answer import NO_DUMP
-from tui_debugger.cells import label, sentence
+from tui_debugger.cells import label, recording_parts, sentence
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.screens.keyed import Overlay
 from tui_debugger.screens.logview import LogScreen
@@ -202,7 +202,9 @@ class MatrixScreen(Overlay):
             text.append(" CANCELLED ", paint(self, "missing"))
             said = f" {len(asked)} of {Axes.parse(matrix.axes).size} cells ran: {done} agree, {len(off)} differ"
             return text.append(said)
-        word, token = ("DIFFERS", "first") if off else ("FAILED", "diff") if down else ("AGREES", "same")
+        recording = recording_parts(matrix.document)
+        agreed = ("RECORDING", "first") if recording else ("AGREES", "same")
+        word, token = ("DIFFERS", "first") if off else ("FAILED", "diff") if down else agreed
         if not asked or len(gone) == len(asked):
             word, token = "NONE", "missing"
         text.append(f" {word} ", paint(self, token))
@@ -214,6 +216,8 @@ class MatrixScreen(Overlay):
             if listed
         ]
         text.append(f" {' · '.join(parts)} of {len(asked)} cell{'s' if len(asked) > 1 else ''}")
+        if recording:
+            text.append(f"\n {fmt.safe(recording)}", paint(self, "strong"))
         found = matrix.document["matrix"] if matrix.document else None
         sets = ((found["breaking"], "breaks agreement"), (found["failing"], "does not run")) if found else ()
         for smallest, what in sets:

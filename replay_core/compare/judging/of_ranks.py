@@ -642,8 +642,9 @@ class OfRanks:
             return fault
         if row.name in self._of_experts[row.place[:2]] and row.ranks is not None:
             experts = self._of_experts[row.place[:2]][row.name]
-            return contributions.of_own_experts(row.name, whole, held) or contributions.weighed_otherwise(
-                row.name, whole, laid, experts
+            # Tokens that one rank's experts turned away are 0 as well, also on that rank.
+            return contributions.weighed_otherwise(row.name, whole, laid, experts) or contributions.of_own_experts(
+                row.name, whole, held
             )
         parted = row.ranks.parted if row.ranks is not None else ()
         slices = reversed(self._slices[row.place[:2]])

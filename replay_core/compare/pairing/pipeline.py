@@ -69,7 +69,10 @@ def handed_over(ranks: Mapping[int, Side], whole: Side) -> HandedOver:
         lowest, highest = min(one.first for one in stages.values()), max(one.last for one in stages.values())
         for rank, layers in stages.items():
             for place, (_, ref) in ranks[rank].tensors.items():
-                if layers.last < highest and _is_returned_by_body(place, ref, ranks[rank], layers):
+                if layers.last < highest and (
+                    _is_returned_by_body(place, ref, ranks[rank], layers)
+                    or (place not in whole.tensors and _is_returned_by_stage(place, ref))
+                ):
                     own, next_one = f"{layers.head}{layers.last}.output", f"{layers.head}{layers.last + 1}.inputs.0"
                     _place(found, (rank, place), ref, ranks[rank], whole, (own, next_one))
                 elif layers.first > lowest and place not in whole.tensors and _is_given_to_body(place, ref):
@@ -182,6 +185,12 @@ def _is_returned_by_body(place: Place, ref: TensorRef, side: Side, layers: _Laye
         return False
     inner = next((ref for (name, _), (_, ref) in side.tensors.items() if name.startswith(layers.head)), None)
     return inner is not None and inner.name.startswith(f"{module[1]}.") and not OF_LAYER.match(f"{module[1]}.")
+
+
+def _is_returned_by_stage(place: Place, ref: TensorRef) -> bool:
+    """Whether the tensor is what the whole of a stage returns, and none of several that are numbered."""
+    name, stage = place
+    return stage == "modules" and is_of_tokens(ref) and name.startswith(_RETURNED) and not _NUMBERED.match(name)
 
 
 def _is_given_to_body(place: Place, ref: TensorRef) -> bool:

@@ -85,6 +85,8 @@ class Handler(BaseHTTPRequestHandler):
         key = unquote(parts.path).removeprefix(f"/{BUCKET}").lstrip("/")
         if objects.refuses:
             self.answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+        elif "list-type" in parts.query and parts.path.strip("/") != BUCKET:
+            self.answer(404, b"<Error><Code>NoSuchBucket</Code><Message>no</Message></Error>")
         elif "list-type" in parts.query:
             self._list(parse_qs(parts.query))
         elif key not in objects.held:

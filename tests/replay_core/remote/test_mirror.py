@@ -184,6 +184,9 @@ def test_the_tokenizer_of_a_remote_dump_decodes(store: Objects, tmp_path: Path) 
 def test_nothing_there_and_not_allowed_are_two_errors(store: Objects, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="nothing is there"):
         mirror(f"s3://{BUCKET}/none", tmp_path, CAP)
+    with pytest.raises(RequestError, match="nothing is there") as caught:
+        mirror("s3://another/none", tmp_path, CAP)
+    assert "AWS_ACCESS_KEY_ID" not in str(caught.value.hint), "credentials are not what is wrong"
     store.refuses = True
     with pytest.raises(RequestError, match="may not look") as caught:
         mirror(f"s3://{BUCKET}/none", tmp_path, CAP)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,6 +146,39 @@ def test_machines_with_another_rldbg_are_refused() -> None:
 def test_an_address_where_nobody_listens_is_known_at_once() -> None:
     with pytest.raises(OSError, match="refused"):
         on_ray_module._knock("127.0.0.1:1")
+
+
+SETTINGS = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00"
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_ray"),
+    [(SETTINGS, True), (b"HTTP/1.1 400 Bad\r\n", False), (b"", False)],
+    ids=["a server's settings", "a web server", "hangs up"],
+)
+def test_what_listens_and_is_no_ray_is_known_before_ray_tries_it_for_minutes(answer: bytes, is_ray: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answers() -> None:
+            door, _ = server.accept()
+            with door:
+                assert door.recv(99).startswith(b"PRI * HTTP/2.0")
+                door.sendall(answer)
+
+        with ThreadPoolExecutor(1) as pool:
+            answering = pool.submit(answers)
+            knocked = f"127.0.0.1:{server.getsockname()[1]}"
+            with nullcontext() if is_ray else pytest.raises(ConnectionError, match="no Ray"):
+                on_ray_module._knock(knocked)
+            answering.result()
+
+
+def test_both_versions_of_a_mismatch_are_told() -> None:
+    said = RuntimeError(
+        "Version mismatch: The cluster was started with:\n    Ray: 2.50.1\nThis process:\n    Ray: 2.60.0"
+    )
+    assert on_ray_module._in_one_line(said).endswith("with: Ray: 2.50.1 This process: Ray: 2.60.0")
+    assert on_ray_module._in_one_line(TimeoutError()) == "TimeoutError()"
 
 
 class _Answer:

@@ -173,6 +173,9 @@ def test_a_plan_of_another_version_or_torn_is_said(runs: tuple[Path, Path], tmp_
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "schema_version": 99}))
     with pytest.raises(DumpError, match="another version"):
         workbench.gather(tmp_path)
+    with pytest.raises(DumpError, match="another version"):
+        compared(runs, tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["schema_version"] == 99
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "units": [{"id": 3}]}))
     with pytest.raises(DumpError, match="damaged"):
         workbench.gather(tmp_path)

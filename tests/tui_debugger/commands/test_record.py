@@ -142,6 +142,41 @@ def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_pa
     assert "rldbg ls dump" in answer.stderr
 
 
+@pytest.mark.long
+def test_outputs_of_modules_are_recorded_in_call_order_where_they_are_asked_for(tmp_path: Path) -> None:
+    answer = record(tmp_path, PLAIN, "--modules", "*", "--level", "stats")
+    assert answer.returncode == 0, answer.stderr
+    kept = [record for record in open_run(tmp_path / "dump").records if record.key.stage == "modules"]
+    assert [(record.key.step, record.key.micro) for record in kept] == [(s, m) for s in range(3) for m in range(2)]
+    names = ["0.output", "1.output", "2.output", "forward.output"]
+    assert all([ref.name for ref in record.tensors()] == names for record in kept)
+    # The last layer's is what the model puts out.
+    assert all(len({ref.digest for ref in record.tensors()}) == 3 for record in kept)
+    assert "--modules" not in answer.stderr
+
+
+@pytest.mark.long
+def test_outputs_of_modules_that_no_hook_sees_are_said(tmp_path: Path) -> None:
+    compiled = PLAIN.replace("optimizer =", "model[0].compile(backend='eager')\noptimizer =")
+    answer = record(tmp_path, compiled, "--modules", "*")
+    assert answer.returncode == 0, answer.stderr
+    assert "not seen: what --modules * asks for, in a call of Sequential (6)" in answer.stderr
+    assert "6 model calls, 6 losses, 3 steps" in answer.stderr
+
+
+def test_a_pattern_that_no_module_matches_is_said_and_a_call_that_raises_is_no_trouble(tmp_path: Path) -> None:
+    failing = PLAIN.replace(
+        "for step", "try:\n    model(torch.randn(5, 3))\nexcept RuntimeError:\n    pass\nfor step", 1
+    )
+    answer = record(tmp_path, failing, "--modules", "1")
+    assert answer.returncode == 0, answer.stderr
+    kept = [record for record in open_run(tmp_path / "dump").records if record.key.stage == "modules"]
+    assert [ref.name for ref in kept[0].tensors()] == ["1.output", "forward.output"]
+    (tmp_path / "none").mkdir()
+    answer = record(tmp_path / "none", PLAIN, "--modules", "mlp")
+    assert "not seen: what --modules mlp asks for, in a call of Sequential (6)" in answer.stderr
+
+
 @pytest.mark.slow
 def test_sampling_is_counted_not_recorded_and_models_get_roles(tmp_path: Path) -> None:
     answer = record(tmp_path, LANGUAGE_MODEL)

@@ -396,9 +396,17 @@ def test_labels_that_are_shifted_within_a_ranks_tokens(
     assert (("boundary label", expected) in told) is is_told
 
 
-@pytest.mark.parametrize(("whose", "expected"), [((2, 3), {("contribution", (1,))}), ((1, 3), set())])
+@pytest.mark.parametrize(
+    ("whose", "gate", "since", "expected"),
+    [
+        ((2, 3), 1.0, 0, {("contribution", (1,))}),
+        ((1, 3), 1.0, 0, set()),
+        ((2, 3), 0.0, 20, {("contribution", (1,))}),
+    ],
+    ids=["one rank's", "of both ranks", "full: later tokens are turned away"],
+)
 def test_a_ranks_experts_that_count_with_another_weight(
-    whose: tuple[int, ...], expected: set[Any], tmp_path: Path
+    whose: tuple[int, ...], gate: float, since: int, expected: set[Any], tmp_path: Path
 ) -> None:
     """Each token goes to two of four experts; two ranks have two experts each."""
     routed = torch.stack([torch.randperm(4, generator=torch.Generator().manual_seed(seed))[:2] for seed in range(64)])
@@ -408,7 +416,7 @@ def test_a_ranks_experts_that_count_with_another_weight(
         return (made * gates[..., None]).gather(1, routed[..., None].expand(-1, -1, 8)).sum(1).reshape(4, 16, 8)
 
     ungated = gates.clone()
-    ungated[:, list(whose)] = 1.0
+    ungated[since:, list(whose)] = gate
 
     def step(rows: slice, output: Tensor, numbers: tuple[int, ...]) -> dict[str, Any]:
         experts = {f"layers.0.mlp.experts.{number}.output": made[(routed == number).any(1), number].contiguous()

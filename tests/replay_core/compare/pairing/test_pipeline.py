@@ -77,6 +77,19 @@ def test_what_one_stage_returned_and_the_next_was_given_is_nothing_that_one_proc
     assert any("has nothing that it could be compared with" in note for note in found.notes) == (not off)
 
 
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_what_a_stage_returns_is_its_last_layers_output_where_layers_are_recorded(off: float, tmp_path: Path) -> None:
+    layers = {"layers.0.output": BETWEEN, "layers.1.inputs.0": BETWEEN, "layers.1.output": LAST}
+    outputs = {"forward.output.logits": LOGITS}
+    whole = given(**layers, **outputs)
+    first = given(**{"layers.0.output": BETWEEN, "forward.output.hidden": BETWEEN + off})
+    last = given(**{"layers.1.inputs.0": BETWEEN + off, "layers.1.output": LAST}, **outputs)
+    last["batch_inputs"] = {**last["batch_inputs"], "inputs_embeds": BETWEEN + off}
+    found = compared(tmp_path, whole, first, last)
+    assert "MISSING" not in verdicts(found).values()
+    assert verdicts(found)["layers.1.inputs.0"] == ("DIFF" if off else "SAME")
+
+
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, "SAME"), (1.5, "DIFF")])
 def test_stages_that_are_cut_otherwise_are_held_against_each_other_layer_by_layer(
     factor: float, expected: str, tmp_path: Path
