@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from replay_core.dtypes import DTYPES
 from replay_core.replay.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _NOTICED = 8.0
 SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 #: Kernels of one setting that are further apart in float64 compute different things.
 KERNELS = 1e-4
+#: Epsilons that the same sums in another order leave of a token's norm.
+_LAST_PLACES = 8
 #: What moves with more of what no token may notice, whatever stands in it: on what the batch depends then.
 _MORE = {"wider": "on the padded length", "company": "on the number of samples"}
 #: Where a token is lost that is not in the batch as it is.
@@ -639,9 +642,12 @@ def is_rounding(alone: Mapping[str, float], cell: Mapping[str, float], epsilon: 
 
 
 def _is_no_rounding(evidence: Evidence) -> bool:
-    """Whether most of what a dump is off by is there in the finest arithmetic, too, little as it may be."""
-    cell = evidence["truth"].get("cell")
-    return cell is not None and evidence["apart"] >= cell["worst"] / 2
+    """Whether most of what a dump is off by is there in the finest arithmetic, too, little as it may be, and is more
+    than that arithmetic's own last places: where there is no finer one than the dump's, it is the same all over.
+    """
+    cell, finest = evidence["truth"].get("cell"), DTYPES.get(evidence["arithmetic"])
+    last_places = 0.0 if finest is None else _LAST_PLACES * (finest.eps or 0.0)
+    return cell is not None and evidence["apart"] >= max(cell["worst"] / 2, last_places)
 
 
 def _is_clean(evidence: Evidence) -> bool:

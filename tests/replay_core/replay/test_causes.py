@@ -257,6 +257,12 @@ def test_a_dump_that_is_off_by_what_float64_is_off_by_is_no_rounding():
     assert "in float64 as well a token is 8e-06 of its norm off" in told["sentence"]
 
 
+def test_last_places_of_an_arithmetic_that_is_the_dumps_own_are_rounding():
+    told = noise(2.4e-7, 0.0, epsilon=2**-23, apart=2.4e-7, arithmetic="float32")
+    assert (told["kind"], told["is_noise"]) == ("rounding", True)
+    assert noise(8e-6, 9e-7, epsilon=2**-23, apart=8e-6, arithmetic="float32")["kind"] == "maths"
+
+
 def test_a_head_that_differs_is_no_rounding():
     assert noise(0.02, 0.02, logp_apart=0.5)["kind"] == "maths"
 
