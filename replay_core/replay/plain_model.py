@@ -109,16 +109,15 @@ def _arguments(model: Any) -> dict[str, str]:
             found=type(model).__name__,
         )  # fmt: skip
     taken = inspect.signature(model.forward).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-        return {"tokens": "input_ids", "mask": "attention_mask", "positions": "position_ids"}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
     names = [name for name, one in taken.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    if not names:
+    if not names and not takes_any:
         raise CellError("the factory's model cannot be called with tokens", found=type(model).__name__, hint=_HINT)
-    found = {"tokens": "input_ids" if "input_ids" in names else names[0]}
-    for what, word in (("mask", _MASK), ("positions", _POSITIONS)):
+    found = {"tokens": "input_ids" if "input_ids" in names or not names else names[0]}
+    for what, word, usual in (("mask", _MASK, "attention_mask"), ("positions", _POSITIONS, "position_ids")):
         named = next((name for name in names if word in name and name != found["tokens"]), None)
-        if named is not None:
-            found[what] = named
+        if named is not None or takes_any:
+            found[what] = named or usual
     return found
 
 

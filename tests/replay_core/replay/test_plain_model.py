@@ -62,6 +62,18 @@ class Told(Policy):
         return super().forward(input_ids, mask)["logits"], position_ids
 
 
+class Swallowing(Policy):
+    """Has a word of its own for the tokens, and takes whatever else it is given."""
+
+    def forward(self, token_ids, **given):
+        mask = given.get("attention_mask")
+        return super().forward(token_ids, torch.ones_like(token_ids) if mask is None else mask)
+
+
+def swallowing():
+    return _seeded(Swallowing)
+
+
 def _seeded(kind, **settings):
     torch.manual_seed(0)
     model = kind(**settings)
@@ -100,7 +112,7 @@ def plan(model):
     return {"model": f"factory:{__name__}:{model}", "forward_path": str(ROOT)}
 
 
-@pytest.mark.parametrize("model", ["right", "told"])
+@pytest.mark.parametrize("model", ["right", "told", "swallowing"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_module_of_nobodys_library_agrees_with_each_row_alone(ask, model, dtype):
     answer = ask(f"packing=off dtype={dtype}", plan=plan(model), why=True)
