@@ -398,14 +398,13 @@ def _interventions(
     found["visibility"] += [sight.to_mapping("reference") for sight in own_sights]
     found["beside"] = _moves_beside(bench, reference, small, own_sights)
     if not any(sight.moved for sight in (*sights, *own_sights) if sight.what in ("again", "seed")):
-        parties = {"reference": (reference, own_base)} if is_one else {
-            "reference": (reference, own_base), "cell": (flags, base)
-        }  # fmt: skip
+        parties = {"reference": (own, own_base)} | ({} if is_one else {"cell": (observer, base)})
         asked = {"first": Observer.trace} if is_one else {"first": Observer.trace, "fresh": Observer.after_others}
         layers = None if depth is None else depth[0]
         anew = asking("a model loaded anew", lambda: _once_more(bench, parties, small, layers, asked), [])
         if not anew and depth is None and has_own_code(bench.model.causal_lm):
-            logits = {"reference": (reference, _own_logits(own))}
+            own = bench.observer(reference, small)  # the model has one kernel at a time
+            logits = {"reference": (own, _own_logits(own))}
             anew = asking(
                 "the logits of a model loaded anew",
                 lambda: _once_more(bench, logits, small, None, {"first": _own_logits}), []
@@ -610,7 +609,7 @@ def _kernel(bench: ReplayBench, reference: Flags, eager: Flags, batch: MicroBatc
 
 def _once_more(
     bench: ReplayBench,
-    parties: Mapping[str, tuple[Flags, Trace]],
+    parties: Mapping[str, tuple[Observer, Trace]],
     batch: MicroBatch,
     depth: int | None,
     asked: Mapping[str, Callable[[Observer], Trace]],
@@ -628,14 +627,15 @@ def _once_more(
     if bench.run is None or bench.recorded is None or size > min(_SECOND_MOST, _SECOND * free):
         return []
     found: list[dict[str, Any]] = []
-    for name, (flags, base) in parties.items():
+    for name, (observer, base) in parties.items():
+        flags = observer.cell.flags
         for what, look in asked.items():
             if any((one["by"], one["what"]) == (name, "first") for one in found):
                 continue  # one that drops something after its first call is another after others as well
             seen = _in_a_model_anew(bench, flags, batch, depth, look)
             if seen is None:
                 continue
-            sight = bench.observer(flags, batch).differing(what, base, seen, bench.same)
+            sight = observer.differing(what, base, seen, bench.same)
             again = None if sight is None else _in_a_model_anew(bench, flags, batch, depth, look)
             # Numbers that are drawn when a model is built make another one of it every time.
             if sight is not None and again is not None and worst(relative(seen.hidden, again.hidden)) <= bench.same:

@@ -104,6 +104,21 @@ def scaling_by_length() -> LlamaForCausalLM:
     return model
 
 
+def scaling_in_sdpa() -> LlamaForCausalLM:
+    """Its scores are scaled otherwise in one of two kernels; hooks make it a model with code of its own."""
+    model = llama()
+    for layer in model.model.layers:
+        attention, within = layer.self_attn, layer.self_attn.forward
+
+        def forward(*args, attention=attention, within=within, **given):
+            attention.scaling = 8**-0.5 * (1.7 if model.config._attn_implementation == "sdpa" else 1)
+            return within(*args, **given)
+
+        attention.forward = forward
+    model.register_forward_hook(lambda _module, _args, put: put)
+    return model
+
+
 def of_one_call() -> LlamaForCausalLM:
     """Its adapter takes itself off in the very first call."""
     model = llama()
@@ -428,6 +443,12 @@ def test_what_stands_in_the_first_call_alone_is_state(ask, model, module):
     assert "in the first call of a model loaded anew" in cause["sentence"]
     assert module is None or module in cause["sentence"]
     assert exit_code(answer) == 1
+
+
+def test_a_kernel_that_computes_something_else_is_no_state(ask):
+    answer = ask("packing=off", plan=plan("scaling_in_sdpa"), why=True)
+    kinds = {cell["cause"]["kind"] for cell in answer["cells"] if cell["cause"] and not cell["cause"]["is_noise"]}
+    assert kinds == {"maths"}, [cell["cause"] for cell in answer["cells"]]
 
 
 def test_a_model_that_is_drawn_anew_every_time_is_none_with_a_state(ask):
