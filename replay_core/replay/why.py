@@ -730,10 +730,16 @@ def _is_symmetric(
 
 
 def _is_handed_round(sights: Sequence[Sight]) -> bool:
-    """Whether of three samples or more that move others each moves one alone, and none the same: rows handed on."""
-    moved = [one.there for one in sights if one.what == "other" and one.moved]
-    targets = [there[0] for there in moved if len(there) == 1]
-    return len(moved) >= _ROUND and len(targets) == len(moved) == len(set(targets))
+    """Whether of three samples or more that move others each moves one alone, and none the same: rows handed on. Or, in
+    what mixes tokens, some alone: what takes all there is together moves all.
+    """
+    moving = [one for one in sights if one.what == "other" and one.moved]
+    targets = [one.there[0] for one in moving if len(one.there) == 1]
+    if len(moving) < _ROUND or len(targets) == len(moving) == len(set(targets)):
+        return len(moving) >= _ROUND
+    others = sum(one.what == "other" for one in sights) - 1
+    is_mixed = all(one.first is not None and one.first.kind == "mixer" for one in moving)
+    return is_mixed and all(0 < len(set(one.there) - {one.sample}) < others for one in moving)
 
 
 def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> bool:

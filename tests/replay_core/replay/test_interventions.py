@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from benchmarks import replay_zoo as zoo
+from replay_core.replay.interventions import Sight, TensorPlace
+from replay_core.replay.why import _is_handed_round
 
 BY_NAME = {one.name: one for one in zoo.FAULTS}
 #: (fault, architecture, dtype): a fault of every kind.
@@ -205,3 +207,22 @@ def test_the_reference_itself_is_asked_whether_it_sees_the_future(folder):
     doc = zoo.replayed(folder, "both", "packing=on", "llama", 0.1, False, BY_NAME["causal_mask_dropped"].plant)
     reference = doc["cells"][doc["baseline"]]
     assert (reference["agreement"]["agrees"], reference["cause"]["kind"]) == (False, "future")
+
+
+def _moving(sample, there, module_kind="mixer"):
+    first = TensorPlace("layers.1.self_attn.o_proj.inputs.0", "layers.1.self_attn", module_kind)
+    return Sight("other", sample, None, [(one, "own", 3, 0, 2) for one in there], first, there=there)
+
+
+@pytest.mark.parametrize(
+    ("there", "kind", "is_read"),
+    [
+        ([[1], [2], [0]], "other", True),  # rows handed on
+        ([[2], [0, 2], [1, 3], [1]], "mixer", True),  # keys repeated along the batch: some rows, nobody all of them
+        ([[2], [0, 2], [1, 3], [1]], "other", False),  # the tokens of some experts
+        ([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]], "mixer", False),  # a mean over the batch
+    ],
+)
+def test_what_moves_some_rows_alone_reads_them(there, kind, is_read):
+    sights = [_moving(sample, moved, kind) for sample, moved in enumerate(there)]
+    assert _is_handed_round(sights) is is_read
