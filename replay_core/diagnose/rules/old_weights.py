@@ -351,6 +351,10 @@ def _trains_an_adapter(case: Case) -> bool:
 
 
 _NOT_UPDATED = "the engine's weights are not updated, or not all of them"
+#: Where nothing rules out that it has weights that are as new, and others.
+_NOT_THE_SAME = "the engine does not hold the trainer's weights, or not all of them"
+
+_NO_ADAPTER = "the adapter (LoRA) does not reach the engine, or not all of it"
 
 
 def _of_an_adapter(one: Finding) -> Finding:
@@ -358,7 +362,7 @@ def _of_an_adapter(one: Finding) -> Finding:
     of_async = one.cause.partition(". Of an")[2]
     return replace(
         one,
-        claim=one.claim.replace(_NOT_UPDATED, "the adapter (LoRA) does not reach the engine, or not all of it"),
+        claim=one.claim.replace(_NOT_UPDATED, _NO_ADAPTER).replace(_NOT_THE_SAME, _NO_ADAPTER),
         cause="the engine samples with the base model, or with a part of the adapter: it is not merged, not loaded "
         "(another path or name, some layers alone), or its request does not name it"
         + (". Of an" + of_async if of_async else ""),
@@ -388,7 +392,7 @@ def _never_updated(every: list[_StepGap], *, is_open: bool = False) -> Finding |
         (
             "engine and trainer of one rank have other weights, and which of the two is off is not told: it agrees"
             if either
-            else f"{_NOT_UPDATED}: it agrees"
+            else f"{_NOT_UPDATED if sure else _NOT_THE_SAME}: it agrees"
         )
         + " with the trainer in the first step, and parts more and more with the updates"
         + (found.where if found.is_in_part else "")
@@ -410,7 +414,12 @@ def _never_updated(every: list[_StepGap], *, is_open: bool = False) -> Finding |
         else "weights are never synchronised into the engine after its start (a sync that fails silently, a renamed "
         "parameter, a part of the layers, an adapter that is not delivered): it samples with initial weights. Of an "
         "asynchronous run: its samples get older with every step"
-        + ("" if sure else ", until they are as old as it lets them be"),
+        + (
+            ""
+            if sure
+            else ", until they are as old as it lets them be. Nothing that is recorded rules out that it holds "
+            "new weights and others (an adapter applied twice or with another scale)"
+        ),
         next_step=worst.command,
         steps=[one.step for one in later],
     )
@@ -583,11 +592,7 @@ def drifting(log: RunLog) -> Finding | None:
     return finding(
         "error" if far and not still else "warning",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"
-        + (
-            " although the learning rate is 0"
-            if still
-            else ": the engine does not follow the trainer: it has old weights, or an adapter never reaches it"
-        ),
+        + (" although the learning rate is 0" if still else ": the engine does not hold the trainer's weights"),
         mark.where(series.name),
         replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
         shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
@@ -595,7 +600,8 @@ def drifting(log: RunLog) -> Finding | None:
         cause="nothing is trained: the engine's caches or kernels drift, or weights change on the way to it"
         if still
         else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, a renamed "
-        "parameter)",
+        "parameter); or with others than the trainer computes with (an adapter that is applied twice or with another "
+        "scale, weights that are merged or cast on the way). The log does not tell which",
         next_step=TOLD_APART
         if still
         else "rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --model STEP_A --model STEP_B "

@@ -281,7 +281,8 @@ def one_response(batch: StepBatch) -> Finding | None:
     that is sure of its answer writes it again and again.
 
     An error, too, where every response of 9 of 10 groups (4 and more, not of one response) stands in it twice or more,
-    each equally often, and the chance of that is under e^-20 by the responses' own probabilities.
+    each equally often, and the chance of that is under e^-20 by the responses' own probabilities. Groups of the
+    stated size were drawn so, groups of so many times that size hold copies.
     """
     # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
     if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
@@ -397,14 +398,28 @@ def _drawn_twice(
     if len(of_rank) > 1 and min(copies.values()) > 1:
         return None  # ranks that hold the same samples are D65's: those of a tensor-parallel group do on purpose
     times, members = doubled[0]
+    # Groups of the stated size were drawn so; larger ones were put together of copies.
+    stated = batch.laid.algorithm.number(*GROUP_SIZE)
+    gathered, drawn = (stated is not None and len(members) == each for each in (times * (stated or 0), stated))
     return error(
-        f"every response of a group stands in it {times} times, in {share(len(doubled), len(several))} groups: "
-        f"{times} engines draw the same samples",
+        f"every response of a group stands in it {times} times, in {share(len(doubled), len(several))} groups"
+        + (f": {times} engines draw the same samples" if drawn else "")
+        + (
+            f", of {len(members)} in place of the {stated:g} that are stated: the batch holds copies"
+            if gathered
+            else ""
+        ),
         batch.laid.where("input_ids", sample=members[0]),
         shown("groups in which each response stands several times", share(len(doubled), len(several)), "none"),
         shown("log of the chance of it, by the responses' probabilities", chance, None, said.source),
         shown("samples of the first such group", listed(members)),
-        cause="the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds "
+        cause="the batch was put together with itself, or a gather duplicated what every rank had: others that were "
+        "drawn may be missing"
+        if gathered
+        else "the replicas of the engine (one for each data-parallel rank) share a random seed: a group is "
+        f"{times} times smaller than it looks"
+        if drawn
+        else "the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds "
         f"each sample {times} times: a group is {times} times smaller than it looks",
     )
 

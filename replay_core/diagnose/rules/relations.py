@@ -180,12 +180,29 @@ def _are_rewards(log: RunLog) -> bool:
     return bool(same) and all(same)
 
 
+def _least_is_0(log: RunLog) -> bool:
+    """Whether the least reward of every step is 0: the least of advantages without a baseline is 0, too."""
+    least = log.get("reward_min")
+    return least is None or not any(least.finite)
+
+
+def _some_left_out(log: RunLog) -> bool:
+    """Whether the samples beside the log have some of which no token counts, and others whose tokens do."""
+    for batch in log.samples():
+        if batch.trained_N is not None:
+            counts_B = batch.flat.count(batch.trained_N)
+            if (counts_B == 0).any() and counts_B.any():
+                return True
+    return False
+
+
 @rule("D73", "advantages keep to one side, or to a bound", link="advantages", scope="signals",
       needs=("advantage_max|advantage_std",), explains=("L08",),
       source="an advantage is centred: r less the mean of others")  # fmt: skip
 def one_sided(log: RunLog) -> Finding | None:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
-    cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
+    cut off: which of the two a least reward tells that is not 0; silent where whole samples are left out of the loss),
+    none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
     same number in every step (a clamp; not where it is stated, or groups of a size give just that number, as two
     responses give .7071), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a
     constant is added; where no critic's values are logged, and they are not the rewards): a warning (one side is worth
@@ -238,6 +255,8 @@ def one_sided(log: RunLog) -> Finding | None:
     if log.algorithm.estimator == "reinforce" and (lowest >= 0 or highest <= 0):
         raise Skip("REINFORCE is stated, which needs no baseline: advantages have the sign of the rewards (D04)")
     if lowest >= 0:
+        if _some_left_out(log):
+            raise Skip("whole samples are left out of the loss, and the figures are those of the others (D07)")
         tops = [agree(*row) for _, row in together(top, log.get("reward_max"))]
         raw = is_raw or (len(tops) >= FEWEST and all(tops)) or _are_rewards(log)
         cut = all(low == 0 for _, low in rows) and not raw
@@ -247,7 +266,7 @@ def one_sided(log: RunLog) -> Finding | None:
                 "nothing is subtracted from the rewards",
                 "no baseline is computed: every answer is pushed up",
             )
-        elif tops:
+        elif tops and not _least_is_0(log):
             claim, cause = "negative ones are cut off at 0", "a clamp (relu, max with 0) behind the normalisation"
         else:
             claim = "negative ones are cut off at 0, or nothing is subtracted from the rewards"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from statistics import median, median_low
+from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,9 @@ from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.earlier import sure_policy
-from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, listed, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array, ranges_G
+from replay_core.diagnose.function_weights import NOTHING, function_weights
 from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
@@ -260,7 +262,12 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     prompt is solved), a warning at most, and info where the reward rises or
     each step is of one group (all of them or none without a spread) and a tenth of them teach; a median of 0.9 and
     more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in
-    no group are D03's. A small reward std is fine: advantages are normalised.
+    no group are D03's.
+
+    A warning at most, too, where those steps are what the reward has fallen to (a third of it and less is left, by no
+    chance), while half of the first third's had a spread: the judge paid before. And where there are no more of them,
+    all along the run, than chance leaves without a right answer (exp(-k) for k right answers to a step); from .5 of
+    those on that is info. A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
     yield from _printed(log)
@@ -278,6 +285,14 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         solved = _as_bad(alike, known, means) == "error" and _solved(alike, means)
         sure = None if copied or solved else sure_policy(log, steps_of(alike))
         some = "" if len(alike) == len(known) else f", in {len(alike)} of {len(known)} steps"
+        fallen = None if copied or solved or sure is not None else _fallen(alike, known, means)
+        rare = None if copied or solved or sure is not None or fallen else _rarely_right(alike, known, means)
+        as_bad = _as_bad(alike, known, means)
+        if rare is not None and as_bad != "info":
+            # Chance alone leaves so many steps without a right answer: those that have one teach.
+            as_bad = "info" if rare >= RARELY else "warning"
+        if fallen is not None and as_bad == "error":
+            as_bad = "warning"  # what it had come to before is what is wrong
         said = (
             "rewards differ over the prompts, but in no group: every advantage is 0"
             if varies
@@ -285,8 +300,16 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         )
         yield finding(
             # A step of a group or two that are all wrong is nothing odd.
-            "info" if some and len(alike) < FEW else "warning" if solved else _as_bad(alike, known, means),
-            copied + said + ("" if sure is None else sure[0]),
+            "info" if some and len(alike) < FEW else "warning" if solved else as_bad,
+            copied
+            + said
+            + ("" if sure is None else sure[0])
+            + ("" if rare is None else f": chance, as there are {rare:.2g} right answers to a step")
+            + (
+                ""
+                if fallen is None
+                else f", since the reward fell from {fallen:.3g} to that: before it, groups had a spread"
+            ),
             alike[0].point.where("reward_std"),
             *_figures(alike),
             cause=_NO_CHANCE
@@ -295,6 +318,16 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             if sure is not None
             else _ACCEPTS
             if _leapt(alike, known, log)
+            else "not the judge, which paid before, and not what began the fall: updates take from the policy what it "
+            "could do (a turned sign of advantages, loss or KL; a learning rate that is too high; a clipping that is "
+            "made wrongly), or the prompts get harder; the log does not tell which"
+            if fallen is not None
+            else "every answer gets all that is paid for, which the reward rose to: these prompts have nothing more to "
+            "teach" + _unpaid(log)
+            if solved
+            else "prompts too hard for this policy, or too few responses to a step: most have no right answer among "
+            "them, as chance has it at this rate"
+            if rare is not None
             else "the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
@@ -374,6 +407,80 @@ def _means_of(some: list[StepTold], log: RunLog) -> list[float | None]:
 
 #: Steps on either side of a leap to one reward for all, and how far it leaps in shares of what it had wavered by.
 BESIDE_LEAP, LEAPS = 8, 2.0
+
+
+def _unpaid(log: RunLog) -> str:
+    """The end of a cause: functions that are logged and weigh nothing in the reward, none of which is at its most."""
+    weights = function_weights(log) or {}
+    unpaid = [
+        one for one in log.all("reward_function")
+        if abs(weights.get(one.name, 1.0)) < NOTHING and 0 <= trends.level(one.finite) < SOLVED
+    ]  # fmt: skip
+    if not unpaid:
+        return ""
+    return f". {listed([one.name for one in unpaid])} is logged and weighs nothing in the reward: that is not paid for"
+
+
+#: Share of its most from which a reward function has nothing left to teach.
+SOLVED = 0.9
+#: Steps of a third, how many of the first's teach, the share by which the last's have more without a spread, and what
+#: part of the reward at first is left.
+AROUND, TAUGHT, MORE, LEFT = 4, 0.5, 0.3, 0.34
+
+
+def _fallen(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> float | None:
+    """What the reward was, where steps without a spread are what it has fallen to: they have the least of all rewards,
+    half of the first third's steps had a spread and far fewer of the last's, and the reward falls by more than chance.
+    """
+    if reward is None or len(known) < 3 * AROUND:
+        return None
+    means = {point.step: point.value for point in reward.points if math.isfinite(point.value)}
+    third, dead = len(known) // 3, {id(step) for step in alike}
+    parts = [known[:third], known[third:-third], known[-third:]]
+    levels = [[means[step.point.step] for step in part if step.point.step in means] for part in parts]
+    if not all(levels):
+        return None
+    least, most = min(means.values()), max(means.values())
+    there = [means[step.point.step] for step in alike if step.point.step in means]
+    before, _, now = map(fmean, levels)
+    shares = [sum(id(step) in dead for step in part) / len(part) for part in parts]
+    is_least = bool(there) and max(there) <= least + 0.02 * (most - least)
+    falls = now - least <= LEFT * (before - least)
+    grows = shares[0] <= 1 - TAUGHT and shares[2] >= shares[0] + MORE
+    return before if is_least and falls and grows and trends.drift(list(means.values())) < -trends.DRIFT_Z else None
+
+
+#: Steps with a right answer before chance is told by them, how far their means lie off a grid, beside its unit, by what
+#: factor the share of the others may exceed that of chance, and right answers to a step that are enough to learn from.
+TOLD, GRID, CHANCE, RARELY = 3, 0.02, 1.25, 0.5
+
+
+def _rarely_right(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> float | None:
+    """Right answers to a step, where chance alone leaves as many steps without one: the reward of a step is the least
+    of all, or a whole number of times more than it; exp(-k) of the steps have none where a step has k in the mean.
+    """
+    if reward is None or len(known) < trends.MIN_STEPS:
+        return None
+    means = {point.step: point.value for point in reward.points if math.isfinite(point.value)}
+    values = [means[step.point.step] for step in known if step.point.step in means]
+    there = [means[step.point.step] for step in alike if step.point.step in means]
+    if len(values) < len(known) or not values:
+        return None
+    least = min(values)
+    above = [value - least for value in values if value > least]
+    unit = min(above, default=0.0)
+    if len(above) < TOLD or max(there) > least + GRID * unit or len(above) + len(there) < len(values):
+        return None
+    if any(abs(each / unit - round(each / unit)) > GRID * max(1, round(each / unit)) for each in above):
+        return None
+    # Of chance those steps lie anywhere; a run that has lost what it could do has them at its end.
+    first, last = known[: len(known) // 2], known[len(known) // 2 :]
+    dead = {id(step) for step in alike}
+    halves = [sum(id(step) in dead for step in part) / len(part) for part in (first, last)]
+    right = sum(above) / unit / len(values)
+    error = math.sqrt(0.25 * (1 / len(first) + 1 / len(last)))
+    is_even = halves[1] - halves[0] <= 2 * error
+    return right if is_even and len(there) <= CHANCE * math.exp(-right) * len(values) else None
 
 
 def _leapt(alike: list[StepTold], known: list[StepTold], log: RunLog) -> bool:
