@@ -512,7 +512,8 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             if copies:
                 yield Guess(
                     "warning", f"copies {copies}",
-                    f"advantages are those of groups in which each response stands {copies} times: {times:.4g} x {name}",
+                    f"advantages are those of groups in which each response stands {copies} times: {times:.4g} x "
+                    f"{name}",
                     "the batch held copies when they were made (it was put together with itself, or a gather doubled "
                     "what every rank had): a std over n - 1 is another for them, and others that were drawn may be "
                     "missing",

@@ -35,7 +35,8 @@ def function_weights(log: RunLog) -> Mapping[str, float] | None:
     count = len(rewards_S)
     scale = max(np.abs(rewards_S).max(initial=0.0), 1e-6)
     for terms_SF in (parts_SF, np.c_[parts_SF, np.ones(count)]):
-        if count < terms_SF.shape[1] + FITTING:
+        # A reward of one number, or of few, is a sum of whatever stands beside it.
+        if count < terms_SF.shape[1] + FITTING or len(set(rewards_S.tolist())) <= terms_SF.shape[1] + 1:
             break
         weights_F, _, rank, _ = np.linalg.lstsq(terms_SF, rewards_S, rcond=None)
         if rank == terms_SF.shape[1] and np.abs(terms_SF @ weights_F - rewards_S).max() <= ROUNDED * scale:

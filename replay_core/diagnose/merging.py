@@ -15,6 +15,8 @@ RARE = 0.25
 #: What a run comes to whatever is wrong with it: responses that are cut, degenerate or of another length, an entropy, a
 #: ratio, a gradient, a KL or a reward that leaves its range.
 SYMPTOMS = frozenset({"D20", "D24", "D25", "D26", "L02", "L08", "L09", "L10"})
+#: Steps that are a habit of a run, where they are fewer than half.
+HABIT = 4
 #: How many times the steps of a symptom those of another finding are, before that is read first.
 MORE_STEPS = 2
 #: Of these, what a gradient comes to: what a run comes to before it may be behind it.
@@ -152,14 +154,17 @@ def _is_worse(one: Finding, before: Finding) -> bool:
 
 def weighed(one: Finding, looked: int, varies: bool) -> Finding:
     """A merged finding with how many of the steps looked at show it. One that varies from step to step is as bad as it
-    says in half of them, milder in a quarter, else worth knowing.
+    says in half of them, milder in a quarter (4 and more), else worth knowing.
     """
     if looked < 2 or not one.steps:
         return one
     bad = len(one.steps)
     severity = one.severity
     if varies:
-        milder = SEVERITIES.index(severity) + SEVERITIES.index(severity_of(bad, looked))
+        often = severity_of(bad, looked)
+        if often == "warning" and bad < HABIT:
+            often = "info"  # chance has a few odd steps in every run
+        milder = SEVERITIES.index(severity) + SEVERITIES.index(often)
         severity = SEVERITIES[min(milder, len(SEVERITIES) - 1)]
     return replace(one, severity=severity, looked=looked)
 

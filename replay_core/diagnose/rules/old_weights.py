@@ -351,10 +351,6 @@ def _trains_an_adapter(case: Case) -> bool:
 
 
 _NOT_UPDATED = "the engine's weights are not updated, or not all of them"
-#: Where nothing rules out that it has weights that are as new, and others.
-_NOT_THE_SAME = "the engine does not hold the trainer's weights, or not all of them"
-
-_NO_ADAPTER = "the adapter (LoRA) does not reach the engine, or not all of it"
 
 
 def _of_an_adapter(one: Finding) -> Finding:
@@ -362,7 +358,7 @@ def _of_an_adapter(one: Finding) -> Finding:
     of_async = one.cause.partition(". Of an")[2]
     return replace(
         one,
-        claim=one.claim.replace(_NOT_UPDATED, _NO_ADAPTER).replace(_NOT_THE_SAME, _NO_ADAPTER),
+        claim=one.claim.replace(_NOT_UPDATED, "the adapter (LoRA) does not reach the engine, or not all of it"),
         cause="the engine samples with the base model, or with a part of the adapter: it is not merged, not loaded "
         "(another path or name, some layers alone), or its request does not name it"
         + (". Of an" + of_async if of_async else ""),
@@ -392,7 +388,7 @@ def _never_updated(every: list[_StepGap], *, is_open: bool = False) -> Finding |
         (
             "engine and trainer of one rank have other weights, and which of the two is off is not told: it agrees"
             if either
-            else f"{_NOT_UPDATED if sure else _NOT_THE_SAME}: it agrees"
+            else f"{_NOT_UPDATED}: it agrees"
         )
         + " with the trainer in the first step, and parts more and more with the updates"
         + (found.where if found.is_in_part else "")
@@ -589,8 +585,13 @@ def drifting(log: RunLog) -> Finding | None:
     far = not late and any(
         limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name)
     )
+    # Below what is worth saying of a run that has it from its first step, it may be any noise that grows as tokens get
+    # unlikely: a token that the engine may not sample, another precision.
+    heard = still or any(
+        limit.is_past(each, limit.warning) for name, limit in LIMITS.items() for _, each in log.level(name)
+    )
     return finding(
-        "error" if far and not still else "warning",
+        "error" if far and not still else "warning" if heard else "info",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"
         + (" although the learning rate is 0" if still else ": the engine does not hold the trainer's weights"),
         mark.where(series.name),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from statistics import fmean, median, median_low
+from statistics import fmean, median, median_low, pvariance
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -266,8 +266,8 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
 
     A warning at most, too, where those steps are what the reward has fallen to (a third of it and less is left, by no
     chance), while half of the first third's had a spread: the judge paid before. And where there are no more of them,
-    all along the run, than chance leaves without a right answer (exp(-k) for k right answers to a step); from .5 of
-    those on that is info. A small reward std is fine: advantages are normalised.
+    all along the run, than chance leaves without a right answer (exp(-k) for k of them to a step, more where they
+    come together); from .25 on that is info. A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
     yield from _printed(log)
@@ -450,14 +450,15 @@ def _fallen(alike: list[StepTold], known: list[StepTold], reward: Series | None)
     return before if is_least and falls and grows and trends.drift(list(means.values())) < -trends.DRIFT_Z else None
 
 
-#: Steps with a right answer before chance is told by them, how far their means lie off a grid, beside its unit, by what
-#: factor the share of the others may exceed that of chance, and right answers to a step that are enough to learn from.
-TOLD, GRID, CHANCE, RARELY = 3, 0.02, 1.25, 0.5
+#: Steps with a right answer before chance is told by them, how far their means lie off a grid, beside its unit, and
+#: right answers to a step that are enough to learn from.
+TOLD, GRID, RARELY = 3, 0.02, 0.25
 
 
 def _rarely_right(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> float | None:
     """Right answers to a step, where chance alone leaves as many steps without one: the reward of a step is the least
-    of all, or a whole number of times more than it; exp(-k) of the steps have none where a step has k in the mean.
+    of all, or a whole number of times more. Of a mean of k, and a variance of v k, v^(-k / (v - 1)) of the steps
+    have none (a negative binomial; exp(-k) where v is 1), two standard errors more by chance.
     """
     if reward is None or len(known) < trends.MIN_STEPS:
         return None
@@ -477,10 +478,15 @@ def _rarely_right(alike: list[StepTold], known: list[StepTold], reward: Series |
     first, last = known[: len(known) // 2], known[len(known) // 2 :]
     dead = {id(step) for step in alike}
     halves = [sum(id(step) in dead for step in part) / len(part) for part in (first, last)]
-    right = sum(above) / unit / len(values)
+    above_all = [value - least for value in values]
+    right = fmean(above_all) / unit
     error = math.sqrt(0.25 * (1 / len(first) + 1 / len(last)))
     is_even = halves[1] - halves[0] <= 2 * error
-    return right if is_even and len(there) <= CHANCE * math.exp(-right) * len(values) else None
+    # Right answers come together, as those to one easy prompt do: so many more steps have none.
+    spread = max(pvariance(values) / unit / fmean(above_all), 1 + 1e-6)
+    none = spread ** (-right / (spread - 1))
+    most = none * len(values) + 2 * math.sqrt(none * (1 - none) * len(values))
+    return right if is_even and len(there) <= most else None
 
 
 def _leapt(alike: list[StepTold], known: list[StepTold], log: RunLog) -> bool:
