@@ -39,6 +39,8 @@ FEW_ROWS = 0.1
 GROWS = 1.5
 #: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
 HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3, "rollout_k1": 0.02}
+#: Up to that share of what is a warning of a run that has it from the first step on, such a growth is worth knowing.
+FAINT = 0.4
 
 
 class _StepGap(Struct, frozen=True):
@@ -585,10 +587,16 @@ def drifting(log: RunLog) -> Finding | None:
     far = not late and any(
         limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name)
     )
-    # Below what is worth saying of a run that has it from its first step, it may be any noise that grows as tokens get
-    # unlikely: a token that the engine may not sample, another precision.
-    heard = still or any(
-        limit.is_past(each, limit.warning) for name, limit in LIMITS.items() for _, each in log.level(name)
+    # Far below what is worth saying of a run that has it from its first step on, any noise grows as tokens get unlikely:
+    # one that the engine may not sample, another precision.
+    heard = (
+        still
+        or series.signal not in LIMITS
+        or any(
+            limit.is_past(each, limit.warning if limit.side < 0 else FAINT * limit.warning)
+            for name, limit in LIMITS.items()
+            for _, each in log.level(name)
+        )
     )
     return finding(
         "error" if far and not still else "warning" if heard else "info",
