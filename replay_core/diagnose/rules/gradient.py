@@ -373,7 +373,9 @@ def _rescaled(values: list[float]) -> int | None:
 @rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
       source="rldbg; verl#2626; torch.amp: unscale_ before clipping")  # fmt: skip
 def gradient_norm_leaps(log: RunLog) -> Finding | None:
-    """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
+    """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises: a
+    warning, worth knowing where it has grown to less than 10 times and to less than 2, and nothing beside it goes wrong
+    (a reward that falls by no chance or is not logged, an entropy of a third or twice, a KL of half a nat).
 
     From one step on over 100 times the median before (2 steps and more), 5 times all before, and 50, in each of 3 steps
     and more: a warning, and gradients of another scale.

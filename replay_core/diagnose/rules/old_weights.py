@@ -561,7 +561,8 @@ def drifting(log: RunLog) -> Finding | None:
     Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
     probability or .02 of k1 and more, while the weights move is D12: the engine keeps old weights.
     An error where a figure of the mismatch is past D09's limit for one, and the policy had not fallen apart before
-    (L08). Where the logged age of the samples grows as well (D31), that is the cause, and this is skipped.
+    (L08); worth knowing alone where none is past .4 of what D09 warns of: any noise grows as tokens get unlikely.
+    Where the logged age of the samples grows as well (D31), that is the cause, and this is skipped.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
     skip_if(
@@ -587,8 +588,8 @@ def drifting(log: RunLog) -> Finding | None:
     far = not late and any(
         limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name)
     )
-    # Far below what is worth saying of a run that has it from its first step on, any noise grows as tokens get unlikely:
-    # one that the engine may not sample, another precision.
+    # Far below what is worth saying of a run that has it from the first step on, any noise grows as tokens get unlikely
+    # (one that the engine may not sample, another precision).
     heard = (
         still
         or series.signal not in LIMITS
