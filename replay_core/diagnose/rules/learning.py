@@ -16,8 +16,9 @@ from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight,
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.function_weights import NOTHING as UNPAID
 from replay_core.diagnose.function_weights import function_weights
 from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.leaps import leap_in, with_it
@@ -1193,7 +1194,7 @@ def form_over_answers(log: RunLog) -> Finding | None:
         is_up = up > trends.DRIFT_Z or (form is not whole and _is_learnt(form.finite))
         is_lost = form is not whole and _is_all_there_is(form.finite) and _is_lost(right.finite)
         if (is_up and down < -trends.DRIFT_Z) or is_lost:
-            if form is not whole and 0 < paid_for.get(form.name, 0.0) < paid_for.get(right.name, 0.0):
+            if form is not whole and 0 <= paid_for.get(form.name, -1.0) + ROUNDING < paid_for.get(right.name, 0.0):
                 return _paid_and_lost(form, right, paid_for, whole)
             return error(
                 f"{form.name} rises while {right.name} falls: "
@@ -1211,19 +1212,26 @@ def form_over_answers(log: RunLog) -> Finding | None:
     return None
 
 
+#: What rounding leaves of a weight that is none.
+ROUNDING = 1e-3
+
+
 def _paid_and_lost(form: Series, right: Series, paid_for: Mapping[str, float], whole: Series | None) -> Finding:
     """Answers that are lost although they are paid for more than the form that is learnt: it does not outweigh them."""
+    others = [name for name, weight in paid_for.items() if name not in (form.name, right.name) and abs(weight) > UNPAID]
     pays_less = whole is not None and trends.drift(whole.finite) < -trends.DRIFT_Z
     return finding(
         "warning" if pays_less else "info",
         f"{right.name} falls from {trends.level(right.finite[:3]):.3g} to {trends.level(right.finite, 3):.3g} while "
         f"{form.name} rises, although a right answer is paid {paid_for[right.name]:.3g} and the form "
-        f"{paid_for[form.name]:.3g}",
+        f"{paid_for[form.name] + 0.0:.2g}",
         right.ended,
         right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
         form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
         shown("weights solved for", ", ".join(f"{name} {weight:.3g}" for name, weight in paid_for.items())),
-        cause="the format does not outweigh the answers. Prompts that get harder (a curriculum), a judge that no "
+        cause="the format does not outweigh the answers"
+        + (f"; {listed(others)} may, which is paid for as well" if others else "")
+        + ". Prompts that get harder (a curriculum), a judge that no "
         "longer takes right answers, or a policy that loses them by its updates: these figures do not tell which",
         next_step="solve the first step's prompts with the last weights: what falls there is the policy's",
     )

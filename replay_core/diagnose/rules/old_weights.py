@@ -39,6 +39,8 @@ FEW_ROWS = 0.1
 GROWS = 1.5
 #: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
 HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3, "rollout_k1": 0.02}
+#: How many times a warning's limit engine and trainer are apart in a run's first step before old weights are not all.
+AT_FIRST = 3.0
 #: Up to that share of what is a warning of a run that has it from the first step on, such a growth is worth knowing.
 FAINT = 0.4
 
@@ -549,6 +551,13 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
     )
 
 
+def _is_off_at_first(series: Series) -> bool:
+    """Whether the first step of a run has a gap that old weights cannot make: all weights are one there."""
+    limit, first = LIMITS.get(series.signal), series.points[0]
+    begins = first.step is not None and first.step <= 1
+    return limit is not None and limit.side > 0 and begins and first.value > AT_FIRST * limit.warning
+
+
 @rule("D13", "engine and trainer drift apart without an update", link="rollout_logprobs", scope="signals",
       needs=("learning_rate", "logprob_diff|rollout_k3|prob_diff|rollout_k1"),
       source="open-instruct#1473, vime#64")  # fmt: skip
@@ -588,6 +597,8 @@ def drifting(log: RunLog) -> Finding | None:
     far = not late and any(
         limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name)
     )
+    if not still and _is_off_at_first(series):
+        raise Skip("engine and trainer are apart in the first step, before any weights are old: D09 tells of it")
     # Far below what is worth saying of a run that has it from the first step on, any noise grows as tokens get unlikely
     # (one that the engine may not sample, another precision).
     heard = (

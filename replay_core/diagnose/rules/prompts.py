@@ -273,7 +273,7 @@ GROUPS, IMPROBABLE = 4, -1.0
 
 @rule("D64", "all responses of a group are one", link="tokens", scope="batch",
       needs=("group", "tokens", "response", "rollout_logprobs|trainer_logprobs"),
-      explains=("D01", "D03", "D26", "D43"), lasts=True,
+      explains=("D01", "D03", "D26", "D43", "D55"), lasts=True,
       source="vLLM and SGLang: a seed in the sampling parameters is every sample's own")  # fmt: skip
 def one_response(batch: StepBatch) -> Finding | None:
     """Groups of two and more responses that are token for token the same, in 9 of 10 groups (4 and more), while
@@ -314,7 +314,7 @@ DRAWN, MANY, IN_STEPS, OUTDONE = 3, 12, 3, 0.25
 
 
 @rule("D64", "all responses of a group are one", link="tokens", scope="case",
-      explains=("D01", "D03", "D26", "D43"), lasts=True,
+      explains=("D01", "D03", "D26", "D43", "D55"), lasts=True,
       source="vLLM and SGLang: a seed in the sampling parameters is every sample's own")  # fmt: skip
 def one_response_by_text(case: Case) -> Finding | None:
     """Of samples without log-probabilities: groups (or prompts) of 3 responses and more that are one, in 9 of 10 groups

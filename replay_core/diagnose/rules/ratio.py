@@ -755,7 +755,11 @@ def torn(log: RunLog) -> Finding | None:
     series = given(log.get("policy_kl"))
     bad = [point for point in series.points if math.isfinite(point.value) and abs(point.value) > TORN]
     if bad:
-        return error(
+        # One step of many that is left behind is one batch's.
+        last = series.points[-2:]
+        single = len(bad) == 1 and len(series.points) >= LONG and bad[0] not in last
+        return finding(
+            "warning" if single else "error",
             f"the policy moves {abs(bad[0].value):.3g} nats per token within one batch: its own updates tear it away",
             series.of(bad),
             series.shown_at(bad[0], "< 0.05"),

@@ -47,6 +47,10 @@ def _stays(series: Series, step: int) -> bool:
     return abs(before - begun) > FAR * noise and (after - begun) / (before - begun) >= STAYS
 
 
+#: What part of the way is left at most in the first step of a run that has its first weights again.
+AT_ONCE = 0.2
+
+
 def _back_at(series: Series) -> int | None:
     """The place at which a series falls back to where it began, and stays; None where it does not."""
     values = series.values
@@ -75,6 +79,9 @@ def _back_at(series: Series) -> int | None:
         step = (values[at - 1] - values[at]) * math.copysign(1, way)
         # A KL of peaks that had come down before is none that first weights took back.
         if series.signal == "kl" and abs(values[at - 1] - begun) < 0.5 * abs(way):
+            continue
+        # First weights have next to none of it: what is left of it at once is how far it wavers.
+        if series.signal == "kl" and abs(values[at] - begun) > AT_ONCE * abs(way):
             continue
         if step > 0 and (best is None or step > best[0]):
             best = step, at

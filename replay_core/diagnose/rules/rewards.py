@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from statistics import fmean, median, median_low, pvariance
+from itertools import groupby, pairwise
+from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -230,8 +231,10 @@ def differ_between_groups(log: RunLog) -> Finding | None:
     if across:
         copied = _copied(log)
         sure = None if copied else sure_policy(log, steps_of(across))
+        # Of few groups each is solved whole, or failed whole, again and again.
+        own = copied or sure is not None
         return finding(
-            severity_of(len(across), len(known)),
+            severity_of(len(across), len(known)) if own else _as_bad(across, known, log.get("reward")),
             f"{copied}rewards differ over the batch, but in no group: every advantage is 0"
             + ("" if sure is None else sure[0]),
             across[0].point.where("reward_std"),
@@ -240,9 +243,9 @@ def differ_between_groups(log: RunLog) -> Finding | None:
             if copied
             else sure[1]
             if sure is not None
-            else "every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
-            "the completions of a group are alike, or the reward functions cancel in their sum); the std logged per "
-            "reward function is over the batch, not over a group",
+            else "every completion of a prompt gets the same total reward (each prompt is solved by all of them or by "
+            "none, the reward depends on the prompt alone, the completions of a group are alike, or the reward "
+            "functions cancel in their sum); the std logged per reward function is over the batch, not over a group",
             next_step="look at the completions of one group (log_completions=True); rldbg record -- YOUR COMMAND, "
             "then rldbg diagnose rldbg-dump --rule D03",
             steps=steps_of(across),
@@ -447,12 +450,27 @@ def _fallen(alike: list[StepTold], known: list[StepTold], reward: Series | None)
     is_least = bool(there) and max(there) <= least + 0.02 * (most - least)
     falls = now - least <= LEFT * (before - least)
     grows = shares[0] <= 1 - TAUGHT and shares[2] >= shares[0] + MORE
-    return before if is_least and falls and grows and trends.drift(list(means.values())) < -trends.DRIFT_Z else None
+    if is_least and falls and grows and trends.drift(list(means.values())) < -trends.DRIFT_Z:
+        return before
+    since = _never_again(known, dead)
+    earlier = [means[step.point.step] for step in known[:since] if step.point.step in means]
+    return fmean(earlier) if is_least and since and earlier and fmean(earlier) > least else None
+
+
+def _never_again(known: list[StepTold], dead: set[int]) -> int:
+    """The place from which on next to no step has a spread to the end, while most before it have; 0 where none is."""
+    for since in range(AROUND, len(known) - 2 * AROUND + 1):
+        behind, ahead = (sum(id(step) in dead for step in part) / len(part) for part in (known[since:], known[:since]))
+        if id(known[since]) in dead and behind >= ALWAYS and ahead <= 1 - TAUGHT:
+            return since
+    return 0
 
 
 #: Steps with a right answer before chance is told by them, how far their means lie off a grid, beside its unit, and
 #: right answers to a step that are enough to learn from.
 TOLD, GRID, RARELY = 3, 0.02, 0.25
+#: Normal quantile of p = .05, one-sided; and the chance of so many in a row that is none.
+FALLING, NO_CHANCE = 1.645, 0.01
 
 
 def _rarely_right(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> float | None:
@@ -483,10 +501,14 @@ def _rarely_right(alike: list[StepTold], known: list[StepTold], reward: Series |
     error = math.sqrt(0.25 * (1 / len(first) + 1 / len(last)))
     is_even = halves[1] - halves[0] <= 2 * error
     # Right answers come together, as those to one easy prompt do: so many more steps have none.
-    spread = max(pvariance(values) / unit / fmean(above_all), 1 + 1e-6)
+    # What a trend makes of the variance is not in the differences from step to step.
+    local = fmean([(b - a) ** 2 for a, b in pairwise(values)]) / 2
+    spread = max(local / unit / fmean(above_all), 1 + 1e-6)
     none = spread ** (-right / (spread - 1))
     most = none * len(values) + 2 * math.sqrt(none * (1 - none) * len(values))
-    return right if is_even and len(there) <= most else None
+    longest = max(len(list(run)) for is_dead, run in groupby(id(step) in dead for step in known) if is_dead)
+    falls = trends.drift(values) < -FALLING or len(known) * none**longest < NO_CHANCE
+    return right if is_even and not falls and len(there) <= most else None
 
 
 def _leapt(alike: list[StepTold], known: list[StepTold], log: RunLog) -> bool:
