@@ -572,6 +572,7 @@ def drifting(log: RunLog) -> Finding | None:
     An error where a figure of the mismatch is past D09's limit for one, and the policy had not fallen apart before
     (L08); worth knowing alone where none is past .4 of what D09 warns of: any noise grows as tokens get unlikely.
     Where the logged age of the samples grows as well (D31), that is the cause, and this is skipped.
+    Skipped where the first step of a run is past three times what D09 warns of: that gap is none of old weights.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
     skip_if(

@@ -748,7 +748,8 @@ def _far_ratio(batch: StepBatch) -> tuple[Where, float] | None:
       explains=("D01", "D03", "D20", "D24", "D25", "L08", "L09", "L10"),
       source="PPO implementations stop a batch's epochs at a KL of 0.01 to 0.05")  # fmt: skip
 def torn(log: RunLog) -> Finding | None:
-    """KL of the policy to the one that sampled, over 1 nat per token in any step: an error. Over .05 in the middle of
+    """KL of the policy to the one that sampled, over 1 nat per token in any step: an error (a warning in one of 12
+    and more that the run leaves behind). Over .05 in the middle of
     12 steps and more, with a logged learning rate of 1e-4 and more, a reward that does not rise and no older samples
     stated: a warning.
     """

@@ -334,6 +334,10 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             else "the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
+            else "in these steps every prompt is too easy or too hard for this policy, its updates took from it what "
+            "earned rewards, or the judge fails at times (it is not constant: other steps have a spread); a loss that "
+            "is not 0 is then KL alone"
+            if len(known) - len(alike) >= 2 * FEW
             else "the judge is constant, every prompt is too easy or too hard, or a filter of groups (dynamic "
             "sampling) keeps those without a spread: its condition is turned around; a loss that is not 0 is then KL "
             "alone",
@@ -380,13 +384,13 @@ def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None)
     severity = severity_of(len(alike), len(known))
     # A run of which all have none from some step on has stopped learning there.
     last = known[-max(1, len(known) // 4) :]
+    whole = all(step.frac_zero in (0, 1) for step in known) and len(alike) < MOSTLY * len(known)
     still = len(known) >= 2 * trends.MIN_STEPS and 4 * sum(not step.is_dead for step in last) >= len(last)
     if not still or severity == "info":
-        return severity
+        return "warning" if whole and severity == "error" and any(not step.is_dead for step in last) else severity
     # Steps of one group each: their share is the share of groups, of which healthy runs have half and more.
-    single = all(step.frac_zero in (0, 1) for step in known) and len(alike) < MOSTLY * len(known)
     rises = reward is not None and trends.rises(reward.finite)
-    return "info" if rises or (single and any(step.frac_zero == 0 for step in last)) else "warning"
+    return "info" if rises or (whole and any(step.frac_zero == 0 for step in last)) else "warning"
 
 
 def _all_equal(alike: list[StepTold], log: RunLog) -> str:
@@ -452,9 +456,25 @@ def _fallen(alike: list[StepTold], known: list[StepTold], reward: Series | None)
     grows = shares[0] <= 1 - TAUGHT and shares[2] >= shares[0] + MORE
     if is_least and falls and grows and trends.drift(list(means.values())) < -trends.DRIFT_Z:
         return before
+    if is_least and (soon := _lost_at_once([means[step.point.step] for step in known if step.point.step in means])):
+        return soon
     since = _never_again(known, dead)
     earlier = [means[step.point.step] for step in known[:since] if step.point.step in means]
     return fmean(earlier) if is_least and since and earlier and fmean(earlier) > least else None
+
+
+#: Standard deviations that the first steps' reward lies above all others', in units of the least that one earns.
+AT_ONCE = 4.0
+
+
+def _lost_at_once(values: list[float]) -> float | None:
+    """The first steps' reward, where a third and less of it is left behind them, by no chance."""
+    least, begun, later = min(values), median(values[:FEW]), fmean(values[FEW:])
+    unit = min((value - least for value in values if value > least), default=0.0)
+    if not unit or later - least > LEFT * (begun - least):
+        return None
+    right = (later - least) / unit
+    return begun if (begun - least) / unit >= right + AT_ONCE * math.sqrt(max(right, 1.0)) else None
 
 
 def _never_again(known: list[StepTold], dead: set[int]) -> int:

@@ -260,3 +260,53 @@ def test_old_ones_of_other_rows_are_told_by_the_policys_first_forward(tmp_path: 
     found = causes(seen(tmp_path, batch))
     assert found[0].id in ("D79", "D92")
     assert found[0].claim.startswith("old log-probabilities are in the wrong rows")
+
+
+def test_a_reward_that_is_lost_in_the_first_steps_is_no_chance(tmp_path: Path) -> None:
+    rights = [15, 14, 3, 2, 0, 1, 0, 0, 2, 0, 1, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1, 0, 0, 0, 2, 0, 0, 1, 0, 0]
+    found = of(diagnosed(tmp_path, verl([rewarded(right, 32) for right in rights])), "D01")
+    assert found is not None
+    assert "since the reward fell" in found.claim
+    assert "chance" not in found.claim
+
+
+def test_a_gap_of_the_first_step_is_not_of_old_weights(tmp_path: Path) -> None:
+    steps: list[Metrics] = [{"sampling/sampling_logp_difference/mean": 0.14 * 1.2**number} for number in range(14)]
+    found = worrying(diagnosed(tmp_path, trl(steps)))
+    assert "D12" not in [one.id for one in found]
+    assert "D09" in [one.id for one in found]
+
+
+def test_a_function_that_outweighs_both_is_named_beside_form_and_answers(tmp_path: Path) -> None:
+    steps: list[Metrics] = []
+    for number, drawn in enumerate(DRAWN):
+        accuracy, style = 0.8 - 0.03 * number + 0.1 * drawn, 3 * drawn * drawn - 2.0 + 0.05 * number
+        steps.append({
+            "rewards/accuracy/mean": accuracy, "rewards/format/mean": 0.3 + 0.02 * number - 0.1 * drawn**3,
+            "rewards/style/mean": style, "reward": accuracy + style,
+        })  # fmt: skip
+    found = of(diagnosed(tmp_path, trl(steps)), "L12")
+    assert found is not None
+    assert "rewards/style/mean may" in found.cause
+
+
+@pytest.mark.parametrize(("bad", "severity"), [((5,), "warning"), ((5, 9), "error"), ((29,), "error")])
+def test_one_batch_that_is_left_behind_does_not_tear_the_policy_away(
+    tmp_path: Path, bad: tuple[int, ...], severity: str
+) -> None:
+    steps: list[Metrics] = [{"actor/ppo_kl": 1.9 if number in bad else 0.002} for number in range(30)]
+    found = of(diagnosed(tmp_path, verl(steps)), "L16")
+    assert found is not None
+    assert found.severity == severity
+
+
+def test_a_kl_that_wavers_is_not_that_of_first_weights(tmp_path: Path) -> None:
+    kls = [0.0005, 0.001, 0.0008, 0.001, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.3, 0.35, 0.4, 0.42, 0.4, 0.43]
+    rewards = [0.2, 0.22, 0.25, 0.21, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.9, 0.93, 0.95]
+    later = [(0.12, 0.25), (0.11, 0.3), (0.13, 0.2), (0.12, 0.28), (0.12, 0.25)]
+    again = [(0.0004, 0.25), (0.001, 0.3), (0.0009, 0.2), (0.002, 0.28), (0.004, 0.25)]
+    for folder, tail, said in (("wavers", later, False), ("again", again, True)):
+        (tmp_path / folder).mkdir()
+        values = [*zip(kls, rewards, strict=True), *tail]
+        steps: list[Metrics] = [{"kl": kl, "reward": reward, "rewards/accuracy/mean": None} for kl, reward in values]
+        assert (of(diagnosed(tmp_path / folder, trl(steps)), "L24") is not None) == said
