@@ -748,19 +748,14 @@ def _far_ratio(batch: StepBatch) -> tuple[Where, float] | None:
       explains=("D01", "D03", "D20", "D24", "D25", "L08", "L09", "L10"),
       source="PPO implementations stop a batch's epochs at a KL of 0.01 to 0.05")  # fmt: skip
 def torn(log: RunLog) -> Finding | None:
-    """KL of the policy to the one that sampled, over 1 nat per token in any step: an error (a warning in one of 12
-    and more that the run leaves behind). Over .05 in the middle of
+    """KL of the policy to the one that sampled, over 1 nat per token in any step: an error. Over .05 in the middle of
     12 steps and more, with a logged learning rate of 1e-4 and more, a reward that does not rise and no older samples
     stated: a warning.
     """
     series = given(log.get("policy_kl"))
     bad = [point for point in series.points if math.isfinite(point.value) and abs(point.value) > TORN]
     if bad:
-        # One step of many that is left behind is one batch's.
-        last = series.points[-2:]
-        single = len(bad) == 1 and len(series.points) >= LONG and bad[0] not in last
-        return finding(
-            "warning" if single else "error",
+        return error(
             f"the policy moves {abs(bad[0].value):.3g} nats per token within one batch: its own updates tear it away",
             series.of(bad),
             series.shown_at(bad[0], "< 0.05"),

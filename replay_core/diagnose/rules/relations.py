@@ -126,11 +126,11 @@ def falls_back(log: RunLog) -> Finding | None:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
     where they were in the first steps (within .35 of the way they had come, or as far past it at the most), and stay
     there for 4 (a KL to a fifth of the way at once): a warning. Without a logged KL three others have to. A KL may also
-    fall to a fiftieth of itself, as it began. Each has to have come further than three times what a step changes, and none of reward, entropy and length
-    may stay where it had come to (nine tenths of the way and more): first weights take all of them back. New prompts
-    take the reward back, and not the KL; a new reference the KL, and not the reward. In fewer than 16 steps, a KL that
-    had come to .001 and more in the two before, is exactly 0 and starts anew, while most of reward, entropy and length
-    are nearer to their beginning than to what they were before.
+    fall to a fiftieth of itself, as it began. Each has to have come further than three times what a step changes, and
+    none of reward, entropy and length may stay where it had come to (nine tenths of the way and more): first weights
+    take all of them back. New prompts take the reward back, and not the KL; a new reference the KL, and not the reward.
+    In fewer than 16 steps, a KL that had come to .001 and more in the two before, is exactly 0 and starts anew, while
+    most of reward, entropy and length are nearer to their beginning than to what they were before.
     """
     if (again := _is_reference_again(log)) is not None:
         return again
