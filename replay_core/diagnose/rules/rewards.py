@@ -321,9 +321,9 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             if sure is not None
             else _ACCEPTS
             if _leapt(alike, known, log)
-            else "not the judge, which paid before, and not what began the fall: updates take from the policy what it "
-            "could do (a turned sign of advantages, loss or KL; a learning rate that is too high; a clipping that is "
-            "made wrongly), or the prompts get harder; the log does not tell which"
+            else "a judge that is constant did not pay before: updates take from the policy what it could do (a turned "
+            "sign of advantages, loss or KL; rewards or advantages of other samples; a learning rate that is too high; "
+            "a clipping that is made wrongly), or the prompts get harder; the log does not tell which"
             if fallen is not None
             else "every answer gets all that is paid for, which the reward rose to: these prompts have nothing more to "
             "teach" + _unpaid(log)

@@ -130,7 +130,7 @@ def test_a_reward_that_fell_to_its_least_is_not_the_judges(tmp_path: Path) -> No
     assert found is not None
     assert found.severity == "warning"
     assert "since the reward fell" in found.claim
-    assert found.cause.startswith("not the judge")
+    assert found.cause.startswith("a judge that is constant did not pay before")
     assert found.downstream_of == "L08"
 
 
