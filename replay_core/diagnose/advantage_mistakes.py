@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -507,6 +508,17 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         times = float(values_B @ heard_B) / size
         is_told = batch.columns.reward_functions_FB is None and times > 0 and abs(times - 1) > 1e-2
         if is_told and agree(heard_B / times, values_B, close):
+            copies = _copies_that_make(times, np.bincount(given(batch.group_B)), name)
+            if copies:
+                yield Guess(
+                    "warning", f"copies {copies}",
+                    f"advantages are those of groups in which each response stands {copies} times: {times:.4g} x "
+                    f"{name}",
+                    "the batch held copies when they were made (it was put together with itself, or a gather doubled "
+                    "what every rank had): a std over n - 1 is another for them, and others that were drawn may be "
+                    "missing",
+                )  # fmt: skip
+                break
             yield Guess(
                 "warning", f"times {times:.2g}",
                 f"advantages are {times:.4g} times what they should be: {times:.4g} x {name}",
@@ -533,6 +545,18 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         )  # fmt: skip
 
 
+def _copies_that_make(times: float, sizes_G: Array, name: str) -> int:
+    """How often each response stands in its group, where a std over n - 1 of such a group makes that factor; else 0."""
+    sizes = np.unique(sizes_G[sizes_G > 0])
+    if sizes.size != 1 or sizes[0] < 2 or "over n - 1" not in name:
+        return 0
+    size = float(sizes[0])
+    made = {copies: math.sqrt((copies * size - 1) / (copies * (size - 1))) for copies in (2, 3, 4, 8)}
+    return next((copies for copies, factor in made.items() if abs(times - factor) <= COPIED * factor), 0)
+
+
+#: How near a factor is to what copies make of a std.
+COPIED = 1e-3
 #: How near one scale for all groups has to be to one group's std, which only an epsilon parts from it.
 ONE_STD, ROUNDED_STD = 3e-4, 5e-3
 #: How the key of that guess begins.

@@ -185,6 +185,8 @@ def _odd_one(batch: StepBatch) -> Kin | None:
                 voted = told is False or (
                     told is None and is_of_its_tokens(batch, model.values_N, known[other]) is True
                 )
+            if not voted and any(apart(name, third) < 0.5 * apart(other, third) for third in thirds):
+                continue  # the third agrees with this one: what made the other of it was not found
             if (voted, found.share) > best:
                 best, odd = (voted, found.share), replace(found, is_told=voted)
     return odd

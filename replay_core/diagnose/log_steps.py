@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from replay_core.diagnose.algorithm import measures_groups
 from replay_core.diagnose.finding import Evidence, shown
+from replay_core.diagnose.function_weights import NOTHING, function_weights
 from replay_core.diagnose.signal_names import ORDER
 from replay_core.diagnose.signals import Point, RunLog, Series
 
@@ -79,7 +80,11 @@ def steps_told(log: RunLog) -> list[StepTold]:
     stds = [series for series in log.all("reward_std") if series.formula == "within-group"]
     groups = {point.step: point.value for series in stds[:1] for point in series.points}
     functions: dict[int | None, float] = {}
+    # What is logged beside a reward and not in it says nothing of the reward's spread.
+    paid = function_weights(log) or {}
     for series in log.all("reward_function_std"):
+        if abs(paid.get(f"{series.name.removesuffix('/std')}/mean", math.inf)) < NOTHING:
+            continue
         for point in series.points:
             if math.isfinite(point.value):
                 functions[point.step] = max(functions.get(point.step, 0.0), point.value)

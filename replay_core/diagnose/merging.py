@@ -15,6 +15,10 @@ RARE = 0.25
 #: What a run comes to whatever is wrong with it: responses that are cut, degenerate or of another length, an entropy, a
 #: ratio, a gradient, a KL or a reward that leaves its range.
 SYMPTOMS = frozenset({"D20", "D24", "D25", "D26", "L02", "L08", "L09", "L10"})
+#: Steps that are a habit of a run, where they are fewer than half.
+HABIT = 4
+#: How many times the steps of a symptom those of another finding are, before that is read first.
+MORE_STEPS = 2
 #: Of these, what a gradient comes to: what a run comes to before it may be behind it.
 GRADIENTS = frozenset({"L02"})
 #: What an info of explains away: a loss of 0 by construction.
@@ -85,6 +89,7 @@ def _along(one: Finding) -> tuple[int, str]:
 def _worst_first(found: Iterable[Finding]) -> list[Finding]:
     """Causes before what they explain, worse before milder, earlier links before later ones.
 
+    Of two that are as bad a symptom goes behind what began earlier and shows in twice as many steps.
     A mistake that was proved goes before symptoms, however grave: those say that something is wrong, and it says what.
     What costs time alone goes behind what is wrong.
     """
@@ -93,7 +98,7 @@ def _worst_first(found: Iterable[Finding]) -> list[Finding]:
     # How fast a run is says nothing of what it learns.
     is_wrong = any(one.id not in SPEED and one.severity != "info" and one.downstream_of is None for one in every)
 
-    def order(one: Finding) -> tuple[bool, float, int, int, str]:
+    def order(one: Finding) -> tuple[bool, float, bool, int, int, str]:
         often = 0 if one.share >= 0.5 else 1 if one.share >= RARE else 2
         grave = float(SEVERITIES.index(one.severity))
         if is_proved and one.id in SYMPTOMS:
@@ -102,9 +107,18 @@ def _worst_first(found: Iterable[Finding]) -> list[Finding]:
             grave = max(grave, 1.5)
         # What only says that a figure is as it is meant to be is read last.
         is_normal = one.severity == "info" and (one.id in NORMAL or one.cause.endswith(FINE))
-        return one.downstream_of is not None, grave + is_normal, often, *_along(one)
+        late = one.id in SYMPTOMS and any(_holds_longer(other, one) for other in every)
+        return one.downstream_of is not None, grave + is_normal, late, often, *_along(one)
 
     return sorted(every, key=order)
+
+
+def _holds_longer(other: Finding, symptom: Finding) -> bool:
+    """Whether a finding of the same severity, no symptom itself, began earlier and shows in twice as many steps."""
+    if other.severity != symptom.severity or other.id in SYMPTOMS | SPEED or other.downstream_of is not None:
+        return False
+    earlier = bool(other.steps) and bool(symptom.steps) and other.steps[0] <= symptom.steps[0]
+    return earlier and len(other.steps) >= MORE_STEPS * len(symptom.steps)
 
 
 def _is_proof(one: Finding) -> bool:
@@ -140,14 +154,17 @@ def _is_worse(one: Finding, before: Finding) -> bool:
 
 def weighed(one: Finding, looked: int, varies: bool) -> Finding:
     """A merged finding with how many of the steps looked at show it. One that varies from step to step is as bad as it
-    says in half of them, milder in a quarter, else worth knowing.
+    says in half of them, milder in a quarter (4 and more), else worth knowing.
     """
     if looked < 2 or not one.steps:
         return one
     bad = len(one.steps)
     severity = one.severity
     if varies:
-        milder = SEVERITIES.index(severity) + SEVERITIES.index(severity_of(bad, looked))
+        often = severity_of(bad, looked)
+        if often == "warning" and bad < HABIT:
+            often = "info"  # chance has a few odd steps in every run
+        milder = SEVERITIES.index(severity) + SEVERITIES.index(often)
         severity = SEVERITIES[min(milder, len(SEVERITIES) - 1)]
     return replace(one, severity=severity, looked=looked)
 

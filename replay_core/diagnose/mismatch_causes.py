@@ -182,8 +182,9 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     if twins.known and twins.rollout > limit and twins.rollout > 4 * twins.trainer:
         return MismatchCause(
             OF_THE_ENGINE,
-            "its kernels depend on what else is in the batch (a mixture of experts routes by it), weights change while "
-            "it samples, its replicas hold different ones, or its cache is not emptied after an update",
+            "its kernels depend on what else is in the batch (a mixture of experts routes by it), dropout is on in it "
+            "(a model in train mode), weights change while it samples, its replicas hold different ones, or its cache "
+            "is not emptied after an update",
             ranges,
         )
     never_below, alike = float((between.d < -0.02).mean()), float((np.abs(between.d) < 0.02).mean())

@@ -29,6 +29,9 @@ TORN_OUT = 1000.0
 TOSSED = 3
 #: L02: how far the level of the last quarter must lie over the first half's.
 EXPLODED = 5.0
+#: By how many times a norm has grown, and what it has come to, where that alone is more than a run comes to by itself;
+#: recipes clip a norm at 1, and none below it.
+FAR_OFF, CLIPPED_AT = 10.0, 2.0
 
 
 @rule("D23", "the gradient is 0 although advantages are not", link="gradient", scope="batch",
@@ -290,6 +293,20 @@ def never_a_number(log: RunLog) -> Finding | None:
 SUMMED, AT_LEAST = 10.0, 50.0
 
 
+def _goes_on(log: RunLog) -> bool:
+    """Whether nothing that is logged beside the norm goes wrong: the reward does not fall, the entropy neither falls to
+    a third nor grows to twice, and no KL to the reference comes to half a nat.
+    """
+    reward, entropy, kl = map(log.get, ("reward", "entropy", "kl"))
+    if reward is None or trends.drift(reward.finite) < -trends.DRIFT_Z:
+        return False
+    if entropy is not None and len(entropy.finite) >= trends.MIN_STEPS:
+        begun, now = trends.level(entropy.finite[:3]), trends.level(entropy.finite)
+        if not begun / 3 < now < 2 * begun:
+            return False
+    return kl is None or not kl.finite or trends.level(kl.finite) < 0.5
+
+
 @rule("L37", "the gradient is a sum over the batch", link="loss", scope="signals",
       needs=("grad_norm", "response_length"),
       source="verl loss_agg_mode, TRL loss_type: each of them divides by samples or tokens")  # fmt: skip
@@ -356,7 +373,9 @@ def _rescaled(values: list[float]) -> int | None:
 @rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
       source="rldbg; verl#2626; torch.amp: unscale_ before clipping")  # fmt: skip
 def gradient_norm_leaps(log: RunLog) -> Finding | None:
-    """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
+    """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises: a
+    warning, worth knowing where it has grown to less than 10 times and to less than 2, and nothing beside it goes wrong
+    (a reward that falls by no chance or is not logged, an entropy of a third or twice, a KL of half a nat).
 
     From one step on over 100 times the median before (2 steps and more), 5 times all before, and 50, in each of 3 steps
     and more: a warning, and gradients of another scale.
@@ -390,13 +409,15 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
     before, after = median(half), median(quarter)
     if before > 0 and after > EXPLODED * before and trends.rises(values):
         begun = next(point for point in finite[len(half) :] if point.value > EXPLODED * before)
-        return warning(
+        return finding(
+            "info" if after < FAR_OFF * before and after < CLIPPED_AT and _goes_on(log) else "warning",
             "the gradient norm grows and stays there",
             begun.where(series.name),
             shown("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
             shown("median of the first half", before, None, series.source),
             cause="the learning rate is too high, the policy has left the data it is trained on, or entropy has "
-            "collapsed; or gradients of earlier updates are not cleared any more (zero_grad)",
+            "collapsed; or gradients of earlier updates are not cleared any more (zero_grad). An adapter that begins "
+            "at 0, and groups of few right answers, come to as much",
             next_step="look at KL, clip fraction and entropy at the same steps; rldbg record --gradients . -- YOUR "
             "COMMAND",
             steps=steps_of(finite[-len(quarter) :]),

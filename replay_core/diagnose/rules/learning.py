@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise, product
 from statistics import median
 
@@ -16,8 +16,10 @@ from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight,
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.function_weights import NOTHING as UNPAID
+from replay_core.diagnose.function_weights import function_weights
 from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.leaps import leap_in, with_it
 from replay_core.diagnose.printed import is_of_decimals
@@ -880,7 +882,7 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     )
 
 
-@rule("L08", "the reward falls", link="trend", scope="signals", needs=("reward",), explains=("D01", "D20"),
+@rule("L08", "the reward falls", link="trend", scope="signals", needs=("reward",), explains=("D01", "D20", "D74"),
       source="rldbg; Mann-Kendall (p = 0.005)")  # fmt: skip
 def reward_falls(log: RunLog) -> Finding | None:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
@@ -1161,7 +1163,9 @@ def form_over_answers(log: RunLog) -> Finding | None:
     explains (12 steps and more): an error. So does one for the format that comes to 19 twentieths of its most from
     four fifths and less: it is learnt in the first steps, and at rest since. Or one that rises to nine tenths of its
     most while right answers come to half and less, third by third and each trend by p = .05. Of 3 and more, where one
-    rises and the other falls in every step, and each by half: worth knowing.
+    rises and the other falls in every step, and each by half: worth knowing. Where the reward is one weighted sum of
+    its functions (solved for over all steps) and a right answer weighs more in it than the form, the form is not what
+    answers were lost for: worth knowing, a warning where the reward falls.
     """
 
     def known(pattern: re.Pattern[str], fewest: int = 12) -> list[Series]:
@@ -1184,11 +1188,14 @@ def form_over_answers(log: RunLog) -> Finding | None:
     paid = [*known(_FORM), *([whole] if whole is not None and len(whole.finite) >= 12 else [])]
     pairs = [(form, right) for form in paid for right in known(_RIGHT) if form.values != right.values]
     skip_if(not pairs, "needs an accuracy reward, and a format reward or the whole one, of 12 steps")
+    paid_for = function_weights(log) or {}
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
         is_up = up > trends.DRIFT_Z or (form is not whole and _is_learnt(form.finite))
         is_lost = form is not whole and _is_all_there_is(form.finite) and _is_lost(right.finite)
         if (is_up and down < -trends.DRIFT_Z) or is_lost:
+            if form is not whole and 0 <= paid_for.get(form.name, -1.0) + ROUNDING < paid_for.get(right.name, 0.0):
+                return _paid_and_lost(form, right, paid_for, whole)
             return error(
                 f"{form.name} rises while {right.name} falls: "
                 + (
@@ -1203,3 +1210,28 @@ def form_over_answers(log: RunLog) -> Finding | None:
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
             )
     return None
+
+
+#: What rounding leaves of a weight that is none.
+ROUNDING = 1e-3
+
+
+def _paid_and_lost(form: Series, right: Series, paid_for: Mapping[str, float], whole: Series | None) -> Finding:
+    """Answers that are lost although they are paid for more than the form that is learnt: it does not outweigh them."""
+    others = [name for name, weight in paid_for.items() if name not in (form.name, right.name) and abs(weight) > UNPAID]
+    pays_less = whole is not None and trends.drift(whole.finite) < -trends.DRIFT_Z
+    return finding(
+        "warning" if pays_less else "info",
+        f"{right.name} falls from {trends.level(right.finite[:3]):.3g} to {trends.level(right.finite, 3):.3g} while "
+        f"{form.name} rises, although a right answer is paid {paid_for[right.name]:.3g} and the form "
+        f"{paid_for[form.name] + 0.0:.2g}",
+        right.ended,
+        right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
+        form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
+        shown("weights solved for", ", ".join(f"{name} {weight:.3g}" for name, weight in paid_for.items())),
+        cause="the format does not outweigh the answers"
+        + (f"; {listed(others)} may, which is paid for as well" if others else "")
+        + ". Prompts that get harder (a curriculum), a judge that no "
+        "longer takes right answers, or a policy that loses them by its updates: these figures do not tell which",
+        next_step="solve the first step's prompts with the last weights: what falls there is the policy's",
+    )

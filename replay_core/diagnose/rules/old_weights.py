@@ -39,6 +39,10 @@ FEW_ROWS = 0.1
 GROWS = 1.5
 #: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
 HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3, "rollout_k1": 0.02}
+#: How many times a warning's limit engine and trainer are apart in a run's first step before old weights are not all.
+AT_FIRST = 3.0
+#: Up to that share of what is a warning of a run that has it from the first step on, such a growth is worth knowing.
+FAINT = 0.4
 
 
 class _StepGap(Struct, frozen=True):
@@ -410,7 +414,12 @@ def _never_updated(every: list[_StepGap], *, is_open: bool = False) -> Finding |
         else "weights are never synchronised into the engine after its start (a sync that fails silently, a renamed "
         "parameter, a part of the layers, an adapter that is not delivered): it samples with initial weights. Of an "
         "asynchronous run: its samples get older with every step"
-        + ("" if sure else ", until they are as old as it lets them be"),
+        + (
+            ""
+            if sure
+            else ", until they are as old as it lets them be. Nothing that is recorded rules out that it holds "
+            "new weights and others (an adapter applied twice or with another scale)"
+        ),
         next_step=worst.command,
         steps=[one.step for one in later],
     )
@@ -542,6 +551,13 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
     )
 
 
+def _is_off_at_first(series: Series) -> bool:
+    """Whether the first step of a run has a gap that old weights cannot make: all weights are one there."""
+    limit, first = LIMITS.get(series.signal), series.points[0]
+    begins = first.step is not None and first.step <= 1
+    return limit is not None and limit.side > 0 and begins and first.value > AT_FIRST * limit.warning
+
+
 @rule("D13", "engine and trainer drift apart without an update", link="rollout_logprobs", scope="signals",
       needs=("learning_rate", "logprob_diff|rollout_k3|prob_diff|rollout_k1"),
       source="open-instruct#1473, vime#64")  # fmt: skip
@@ -554,7 +570,9 @@ def drifting(log: RunLog) -> Finding | None:
     Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
     probability or .02 of k1 and more, while the weights move is D12: the engine keeps old weights.
     An error where a figure of the mismatch is past D09's limit for one, and the policy had not fallen apart before
-    (L08). Where the logged age of the samples grows as well (D31), that is the cause, and this is skipped.
+    (L08); worth knowing alone where none is past .4 of what D09 warns of: any noise grows as tokens get unlikely.
+    Where the logged age of the samples grows as well (D31), that is the cause, and this is skipped.
+    Skipped where the first step of a run is past three times what D09 warns of: that gap is none of old weights.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
     skip_if(
@@ -580,14 +598,23 @@ def drifting(log: RunLog) -> Finding | None:
     far = not late and any(
         limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name)
     )
+    if not still and _is_off_at_first(series):
+        raise Skip("engine and trainer are apart in the first step, before any weights are old: D09 tells of it")
+    # Far below what is worth saying of a run that has it from the first step on, any noise grows as tokens get unlikely
+    # (one that the engine may not sample, another precision).
+    heard = (
+        still
+        or series.signal not in LIMITS
+        or any(
+            limit.is_past(each, limit.warning if limit.side < 0 else FAINT * limit.warning)
+            for name, limit in LIMITS.items()
+            for _, each in log.level(name)
+        )
+    )
     return finding(
-        "error" if far and not still else "warning",
+        "error" if far and not still else "warning" if heard else "info",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"
-        + (
-            " although the learning rate is 0"
-            if still
-            else ": the engine does not follow the trainer: it has old weights, or an adapter never reaches it"
-        ),
+        + (" although the learning rate is 0" if still else ": the engine does not hold the trainer's weights"),
         mark.where(series.name),
         replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
         shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
@@ -595,7 +622,8 @@ def drifting(log: RunLog) -> Finding | None:
         cause="nothing is trained: the engine's caches or kernels drift, or weights change on the way to it"
         if still
         else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, a renamed "
-        "parameter)",
+        "parameter); or with others than the trainer computes with (an adapter that is applied twice or with another "
+        "scale, weights that are merged or cast on the way). The log does not tell which",
         next_step=TOLD_APART
         if still
         else "rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --model STEP_A --model STEP_B "

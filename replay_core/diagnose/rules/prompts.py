@@ -273,7 +273,7 @@ GROUPS, IMPROBABLE = 4, -1.0
 
 @rule("D64", "all responses of a group are one", link="tokens", scope="batch",
       needs=("group", "tokens", "response", "rollout_logprobs|trainer_logprobs"),
-      explains=("D01", "D03", "D26", "D43"), lasts=True,
+      explains=("D01", "D03", "D26", "D43", "D55"), lasts=True,
       source="vLLM and SGLang: a seed in the sampling parameters is every sample's own")  # fmt: skip
 def one_response(batch: StepBatch) -> Finding | None:
     """Groups of two and more responses that are token for token the same, in 9 of 10 groups (4 and more), while
@@ -281,7 +281,8 @@ def one_response(batch: StepBatch) -> Finding | None:
     that is sure of its answer writes it again and again.
 
     An error, too, where every response of 9 of 10 groups (4 and more, not of one response) stands in it twice or more,
-    each equally often, and the chance of that is under e^-20 by the responses' own probabilities.
+    each equally often, and the chance of that is under e^-20 by the responses' own probabilities. Groups of the
+    stated size were drawn so, groups of so many times that size hold copies.
     """
     # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
     if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
@@ -313,7 +314,7 @@ DRAWN, MANY, IN_STEPS, OUTDONE = 3, 12, 3, 0.25
 
 
 @rule("D64", "all responses of a group are one", link="tokens", scope="case",
-      explains=("D01", "D03", "D26", "D43"), lasts=True,
+      explains=("D01", "D03", "D26", "D43", "D55"), lasts=True,
       source="vLLM and SGLang: a seed in the sampling parameters is every sample's own")  # fmt: skip
 def one_response_by_text(case: Case) -> Finding | None:
     """Of samples without log-probabilities: groups (or prompts) of 3 responses and more that are one, in 9 of 10 groups
@@ -397,14 +398,28 @@ def _drawn_twice(
     if len(of_rank) > 1 and min(copies.values()) > 1:
         return None  # ranks that hold the same samples are D65's: those of a tensor-parallel group do on purpose
     times, members = doubled[0]
+    # Groups of the stated size were drawn so; larger ones were put together of copies.
+    stated = batch.laid.algorithm.number(*GROUP_SIZE)
+    gathered, drawn = (stated is not None and len(members) == each for each in (times * (stated or 0), stated))
     return error(
-        f"every response of a group stands in it {times} times, in {share(len(doubled), len(several))} groups: "
-        f"{times} engines draw the same samples",
+        f"every response of a group stands in it {times} times, in {share(len(doubled), len(several))} groups"
+        + (f": {times} engines draw the same samples" if drawn else "")
+        + (
+            f", of {len(members)} in place of the {stated:g} that are stated: the batch holds copies"
+            if gathered
+            else ""
+        ),
         batch.laid.where("input_ids", sample=members[0]),
         shown("groups in which each response stands several times", share(len(doubled), len(several)), "none"),
         shown("log of the chance of it, by the responses' probabilities", chance, None, said.source),
         shown("samples of the first such group", listed(members)),
-        cause="the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds "
+        cause="the batch was put together with itself, or a gather duplicated what every rank had: others that were "
+        "drawn may be missing"
+        if gathered
+        else "the replicas of the engine (one for each data-parallel rank) share a random seed: a group is "
+        f"{times} times smaller than it looks"
+        if drawn
+        else "the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds "
         f"each sample {times} times: a group is {times} times smaller than it looks",
     )
 

@@ -484,7 +484,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     within half and twice its beginning: a range of .2 leaves .02 times the clipped share at the least, and a batch
     that tears the policy away far more.
     The largest ratio over 10 is a warning, and so is an effective sample size of the importance weights,
-    1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count.
+    1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count. Where ratios are
+    recorded and fewer than half as many of them lie outside of the stated range, that is not what clips: a warning.
     """
     # A sequence's ratio has a range of its own: GSPO clips half of its tokens on purpose (arXiv 2507.18071, section 5).
     for series, now in () if log.algorithm.is_by_sequence else _share_clipped(log):
@@ -500,6 +501,19 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             narrow = stated is None and (_is_of_sequences(log, series) or (hardly and given(reach) < OF_SEQUENCES))
             # GSPO learns by what its range leaves.
             narrow = narrow and not (hardly and now > MOSTLY_CLIPPED and _learns_nothing(log))
+            outside = None if stated is None else _share_outside(log, stated)
+            if stated is not None and outside is not None and outside < FEW_OUTSIDE * now:
+                yield warning(
+                    f"{now:.0%} of the tokens are clipped, and {outside:.0%} have a ratio outside the stated range: "
+                    "the loss clips at a smaller one, or counts otherwise",
+                    series.between(over=CLIPPED),
+                    series.shown(now, f"<= {outside:.3g}"),
+                    shown("share of recorded ratios outside the stated range", outside, None, f"{stated[0]:g}"),
+                    cause="the clip range that is configured does not reach the loss (another one does, or a default), "
+                    "or the fraction is not over the tokens that count",
+                    next_step="print the range where the ratio is clamped; rldbg diagnose --explain D50",
+                )
+                continue
             yield finding(
                 # Where no range is stated, a sequence's may be meant.
                 "info" if narrow else "error" if now > MOSTLY_CLIPPED and not hardly and stated else "warning",
@@ -543,6 +557,26 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                 cause="engine and trainer disagree about the samples' probabilities, or the samples are stale",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D09",
             )
+
+
+#: Of the share that is counted as clipped, what lies outside of the stated range where that is the range: a ratio is
+#: clipped on one side alone, so that more are outside than are clipped.
+FEW_OUTSIDE = 0.5
+
+
+def _share_outside(log: RunLog, stated: tuple[float, float]) -> float | None:
+    """The share of recorded ratios outside of that range, over the steps whose samples are recorded beside the log."""
+    shares = []
+    for batch in log.samples():
+        if any(map(batch.has, ("policy_logprobs", "is_ratio"))) and any(map(batch.has, ("old_logprobs", "is_ratio"))):
+            try:
+                ratio_N, known_N, _ = ratios(batch)
+            except Skip:
+                continue
+            weights = ratio_N[known_N]
+            if weights.size:
+                shares.append(float(((weights < 1 - stated[0]) | (weights > 1 + stated[1])).mean()))
+    return median(shares) if shares else None
 
 
 #: A token's log-probability that moves by that much within one batch is another policy: ratios of 2.7 and more.

@@ -661,8 +661,14 @@ def kl_explodes(log: RunLog) -> Finding | None:
             mark.where(series.name),
             series.shown(now, f"< {FAR:g}"),
             shown("first step above it", mark.step),
-            cause="the learning rate is too high, the KL coefficient too low, or gradients are not clipped: the policy "
-            "has left the reference",
+            cause="the policy has left the reference: the learning rate is too high, the KL coefficient too low, or "
+            "gradients are not clipped"
+            + (
+                ""
+                if learns
+                else "; or, as the reward does not rise with it, updates that are made wrongly (a sign of advantages, "
+                "loss or KL), or a weight decay that shrinks the weights: the KL alone does not tell which"
+            ),
             next_step="lower the learning rate; look at grad_norm and clip fraction of the step where it leaves",
             steps=[p.step for p in finite if p.step is not None and abs(p.value) > FAR],
         )

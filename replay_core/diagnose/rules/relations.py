@@ -47,6 +47,10 @@ def _stays(series: Series, step: int) -> bool:
     return abs(before - begun) > FAR * noise and (after - begun) / (before - begun) >= STAYS
 
 
+#: What part of the way is left at most in the first step of a run that has its first weights again.
+AT_ONCE = 0.2
+
+
 def _back_at(series: Series) -> int | None:
     """The place at which a series falls back to where it began, and stays; None where it does not."""
     values = series.values
@@ -75,6 +79,9 @@ def _back_at(series: Series) -> int | None:
         step = (values[at - 1] - values[at]) * math.copysign(1, way)
         # A KL of peaks that had come down before is none that first weights took back.
         if series.signal == "kl" and abs(values[at - 1] - begun) < 0.5 * abs(way):
+            continue
+        # First weights have next to none of it: what is left of it at once is how far it wavers.
+        if series.signal == "kl" and abs(values[at] - begun) > AT_ONCE * abs(way):
             continue
         if step > 0 and (best is None or step > best[0]):
             best = step, at
@@ -118,12 +125,12 @@ def _is_reference_again(log: RunLog) -> Finding | None:
 def falls_back(log: RunLog) -> Finding | None:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
     where they were in the first steps (within .35 of the way they had come, or as far past it at the most), and stay
-    there for 4: a warning. Without a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it
-    began. Each has to have come further than three times what a step changes, and none of reward, entropy and length
-    may stay where it had come to (nine tenths of the way and more): first weights take all of them back. New prompts
-    take the reward back, and not the KL; a new reference the KL, and not the reward. In fewer than 16 steps, a KL that
-    had come to .001 and more in the two before, is exactly 0 and starts anew, while most of reward, entropy and length
-    are nearer to their beginning than to what they were before.
+    there for 4 (a KL to a fifth of the way at once): a warning. Without a logged KL three others have to. A KL may also
+    fall to a fiftieth of itself, as it began. Each has to have come further than three times what a step changes, and
+    none of reward, entropy and length may stay where it had come to (nine tenths of the way and more): first weights
+    take all of them back. New prompts take the reward back, and not the KL; a new reference the KL, and not the reward.
+    In fewer than 16 steps, a KL that had come to .001 and more in the two before, is exactly 0 and starts anew, while
+    most of reward, entropy and length are nearer to their beginning than to what they were before.
     """
     if (again := _is_reference_again(log)) is not None:
         return again
@@ -180,12 +187,29 @@ def _are_rewards(log: RunLog) -> bool:
     return bool(same) and all(same)
 
 
+def _least_is_0(log: RunLog) -> bool:
+    """Whether the least reward of every step is 0: the least of advantages without a baseline is 0, too."""
+    least = log.get("reward_min")
+    return least is None or not any(least.finite)
+
+
+def _some_left_out(log: RunLog) -> bool:
+    """Whether the samples beside the log have some of which no token counts, and others whose tokens do."""
+    for batch in log.samples():
+        if batch.trained_N is not None:
+            counts_B = batch.flat.count(batch.trained_N)
+            if (counts_B == 0).any() and counts_B.any():
+                return True
+    return False
+
+
 @rule("D73", "advantages keep to one side, or to a bound", link="advantages", scope="signals",
       needs=("advantage_max|advantage_std",), explains=("L08",),
       source="an advantage is centred: r less the mean of others")  # fmt: skip
 def one_sided(log: RunLog) -> Finding | None:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
-    cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
+    cut off: which of the two a least reward tells that is not 0; silent where whole samples are left out of the loss),
+    none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
     same number in every step (a clamp; not where it is stated, or groups of a size give just that number, as two
     responses give .7071), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a
     constant is added; where no critic's values are logged, and they are not the rewards): a warning (one side is worth
@@ -238,6 +262,8 @@ def one_sided(log: RunLog) -> Finding | None:
     if log.algorithm.estimator == "reinforce" and (lowest >= 0 or highest <= 0):
         raise Skip("REINFORCE is stated, which needs no baseline: advantages have the sign of the rewards (D04)")
     if lowest >= 0:
+        if _some_left_out(log):
+            raise Skip("whole samples are left out of the loss, and the figures are those of the others (D07)")
         tops = [agree(*row) for _, row in together(top, log.get("reward_max"))]
         raw = is_raw or (len(tops) >= FEWEST and all(tops)) or _are_rewards(log)
         cut = all(low == 0 for _, low in rows) and not raw
@@ -247,7 +273,7 @@ def one_sided(log: RunLog) -> Finding | None:
                 "nothing is subtracted from the rewards",
                 "no baseline is computed: every answer is pushed up",
             )
-        elif tops:
+        elif tops and not _least_is_0(log):
             claim, cause = "negative ones are cut off at 0", "a clamp (relu, max with 0) behind the normalisation"
         else:
             claim = "negative ones are cut off at 0, or nothing is subtracted from the rewards"

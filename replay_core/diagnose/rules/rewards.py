@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from statistics import median, median_low
+from itertools import groupby, pairwise
+from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +18,9 @@ from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.earlier import sure_policy
-from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, listed, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array, ranges_G
+from replay_core.diagnose.function_weights import NOTHING, function_weights
 from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
@@ -228,8 +231,10 @@ def differ_between_groups(log: RunLog) -> Finding | None:
     if across:
         copied = _copied(log)
         sure = None if copied else sure_policy(log, steps_of(across))
+        # Of few groups each is solved whole, or failed whole, again and again.
+        own = copied or sure is not None
         return finding(
-            severity_of(len(across), len(known)),
+            severity_of(len(across), len(known)) if own else _as_bad(across, known, log.get("reward")),
             f"{copied}rewards differ over the batch, but in no group: every advantage is 0"
             + ("" if sure is None else sure[0]),
             across[0].point.where("reward_std"),
@@ -238,9 +243,9 @@ def differ_between_groups(log: RunLog) -> Finding | None:
             if copied
             else sure[1]
             if sure is not None
-            else "every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
-            "the completions of a group are alike, or the reward functions cancel in their sum); the std logged per "
-            "reward function is over the batch, not over a group",
+            else "every completion of a prompt gets the same total reward (each prompt is solved by all of them or by "
+            "none, the reward depends on the prompt alone, the completions of a group are alike, or the reward "
+            "functions cancel in their sum); the std logged per reward function is over the batch, not over a group",
             next_step="look at the completions of one group (log_completions=True); rldbg record -- YOUR COMMAND, "
             "then rldbg diagnose rldbg-dump --rule D03",
             steps=steps_of(across),
@@ -260,7 +265,12 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     prompt is solved), a warning at most, and info where the reward rises or
     each step is of one group (all of them or none without a spread) and a tenth of them teach; a median of 0.9 and
     more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in
-    no group are D03's. A small reward std is fine: advantages are normalised.
+    no group are D03's.
+
+    A warning at most, too, where those steps are what the reward has fallen to (a third of it and less is left, by no
+    chance), while half of the first third's had a spread: the judge paid before. And where there are no more of them,
+    all along the run, than chance leaves without a right answer (exp(-k) for k of them to a step, more where they
+    come together); from .25 on that is info. A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
     yield from _printed(log)
@@ -278,6 +288,14 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         solved = _as_bad(alike, known, means) == "error" and _solved(alike, means)
         sure = None if copied or solved else sure_policy(log, steps_of(alike))
         some = "" if len(alike) == len(known) else f", in {len(alike)} of {len(known)} steps"
+        fallen = None if copied or solved or sure is not None else _fallen(alike, known, means)
+        rare = None if copied or solved or sure is not None or fallen else _rarely_right(alike, known, means)
+        as_bad = _as_bad(alike, known, means)
+        if rare is not None and as_bad != "info":
+            # Chance alone leaves so many steps without a right answer: those that have one teach.
+            as_bad = "info" if rare >= RARELY else "warning"
+        if fallen is not None and as_bad == "error":
+            as_bad = "warning"  # what it had come to before is what is wrong
         said = (
             "rewards differ over the prompts, but in no group: every advantage is 0"
             if varies
@@ -285,8 +303,16 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         )
         yield finding(
             # A step of a group or two that are all wrong is nothing odd.
-            "info" if some and len(alike) < FEW else "warning" if solved else _as_bad(alike, known, means),
-            copied + said + ("" if sure is None else sure[0]),
+            "info" if some and len(alike) < FEW else "warning" if solved else as_bad,
+            copied
+            + said
+            + ("" if sure is None else sure[0])
+            + ("" if rare is None else f": chance, as there are {rare:.2g} right answers to a step")
+            + (
+                ""
+                if fallen is None
+                else f", since the reward fell from {fallen:.3g} to that: before it, groups had a spread"
+            ),
             alike[0].point.where("reward_std"),
             *_figures(alike),
             cause=_NO_CHANCE
@@ -295,9 +321,23 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             if sure is not None
             else _ACCEPTS
             if _leapt(alike, known, log)
+            else "a judge that is constant did not pay before: updates take from the policy what it could do (a turned "
+            "sign of advantages, loss or KL; rewards or advantages of other samples; a learning rate that is too high; "
+            "a clipping that is made wrongly), or the prompts get harder; the log does not tell which"
+            if fallen is not None
+            else "every answer gets all that is paid for, which the reward rose to: these prompts have nothing more to "
+            "teach" + _unpaid(log)
+            if solved
+            else "prompts too hard for this policy, or too few responses to a step: most have no right answer among "
+            "them, as chance has it at this rate"
+            if rare is not None
             else "the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
+            else "in these steps every prompt is too easy or too hard for this policy, its updates took from it what "
+            "earned rewards, or the judge fails at times (it is not constant: other steps have a spread); a loss that "
+            "is not 0 is then KL alone"
+            if len(known) - len(alike) >= 2 * FEW
             else "the judge is constant, every prompt is too easy or too hard, or a filter of groups (dynamic "
             "sampling) keeps those without a spread: its condition is turned around; a loss that is not 0 is then KL "
             "alone",
@@ -344,13 +384,13 @@ def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None)
     severity = severity_of(len(alike), len(known))
     # A run of which all have none from some step on has stopped learning there.
     last = known[-max(1, len(known) // 4) :]
+    whole = all(step.frac_zero in (0, 1) for step in known) and len(alike) < MOSTLY * len(known)
     still = len(known) >= 2 * trends.MIN_STEPS and 4 * sum(not step.is_dead for step in last) >= len(last)
     if not still or severity == "info":
-        return severity
+        return "warning" if whole and severity == "error" and any(not step.is_dead for step in last) else severity
     # Steps of one group each: their share is the share of groups, of which healthy runs have half and more.
-    single = all(step.frac_zero in (0, 1) for step in known) and len(alike) < MOSTLY * len(known)
     rises = reward is not None and trends.rises(reward.finite)
-    return "info" if rises or (single and any(step.frac_zero == 0 for step in last)) else "warning"
+    return "info" if rises or (whole and any(step.frac_zero == 0 for step in last)) else "warning"
 
 
 def _all_equal(alike: list[StepTold], log: RunLog) -> str:
@@ -374,6 +414,121 @@ def _means_of(some: list[StepTold], log: RunLog) -> list[float | None]:
 
 #: Steps on either side of a leap to one reward for all, and how far it leaps in shares of what it had wavered by.
 BESIDE_LEAP, LEAPS = 8, 2.0
+
+
+def _unpaid(log: RunLog) -> str:
+    """The end of a cause: functions that are logged and weigh nothing in the reward, none of which is at its most."""
+    weights = function_weights(log) or {}
+    unpaid = [
+        one for one in log.all("reward_function")
+        if abs(weights.get(one.name, 1.0)) < NOTHING and 0 <= trends.level(one.finite) < SOLVED
+    ]  # fmt: skip
+    if not unpaid:
+        return ""
+    return f". {listed([one.name for one in unpaid])} is logged and weighs nothing in the reward: that is not paid for"
+
+
+#: Share of its most from which a reward function has nothing left to teach.
+SOLVED = 0.9
+#: Steps of a third, how many of the first's teach, the share by which the last's have more without a spread, and what
+#: part of the reward at first is left.
+AROUND, TAUGHT, MORE, LEFT = 4, 0.5, 0.3, 0.34
+
+
+def _fallen(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> float | None:
+    """What the reward was, where steps without a spread are what it has fallen to: they have the least of all rewards,
+    half of the first third's steps had a spread and far fewer of the last's, and the reward falls by more than chance.
+    """
+    if reward is None or len(known) < 3 * AROUND:
+        return None
+    means = {point.step: point.value for point in reward.points if math.isfinite(point.value)}
+    third, dead = len(known) // 3, {id(step) for step in alike}
+    parts = [known[:third], known[third:-third], known[-third:]]
+    levels = [[means[step.point.step] for step in part if step.point.step in means] for part in parts]
+    if not all(levels):
+        return None
+    least, most = min(means.values()), max(means.values())
+    there = [means[step.point.step] for step in alike if step.point.step in means]
+    before, _, now = map(fmean, levels)
+    shares = [sum(id(step) in dead for step in part) / len(part) for part in parts]
+    is_least = bool(there) and max(there) <= least + 0.02 * (most - least)
+    falls = now - least <= LEFT * (before - least)
+    grows = shares[0] <= 1 - TAUGHT and shares[2] >= shares[0] + MORE
+    if is_least and falls and grows and trends.drift(list(means.values())) < -trends.DRIFT_Z:
+        return before
+    if is_least and (soon := _lost_at_once([means[step.point.step] for step in known if step.point.step in means])):
+        return soon
+    since = _never_again(known, dead)
+    earlier = [means[step.point.step] for step in known[:since] if step.point.step in means]
+    return fmean(earlier) if is_least and since and earlier and fmean(earlier) > least else None
+
+
+#: Standard deviations that the first steps' reward lies above all others', in units of the least that one earns.
+AT_ONCE = 4.0
+
+
+def _lost_at_once(values: list[float]) -> float | None:
+    """The first steps' reward, where a third and less of it is left behind them, by no chance."""
+    least, begun, later = min(values), median(values[:FEW]), fmean(values[FEW:])
+    unit = min((value - least for value in values if value > least), default=0.0)
+    if not unit or later - least > LEFT * (begun - least):
+        return None
+    right = (later - least) / unit
+    return begun if (begun - least) / unit >= right + AT_ONCE * math.sqrt(max(right, 1.0)) else None
+
+
+def _never_again(known: list[StepTold], dead: set[int]) -> int:
+    """The place from which on next to no step has a spread to the end, while most before it have; 0 where none is."""
+    for since in range(AROUND, len(known) - 2 * AROUND + 1):
+        behind, ahead = (sum(id(step) in dead for step in part) / len(part) for part in (known[since:], known[:since]))
+        if id(known[since]) in dead and behind >= ALWAYS and ahead <= 1 - TAUGHT:
+            return since
+    return 0
+
+
+#: Steps with a right answer before chance is told by them, how far their means lie off a grid, beside its unit, and
+#: right answers to a step that are enough to learn from.
+TOLD, GRID, RARELY = 3, 0.02, 0.25
+#: Normal quantile of p = .05, one-sided; and the chance of so many in a row that is none.
+FALLING, NO_CHANCE = 1.645, 0.01
+
+
+def _rarely_right(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> float | None:
+    """Right answers to a step, where chance alone leaves as many steps without one: the reward of a step is the least
+    of all, or a whole number of times more. Of a mean of k, and a variance of v k, v^(-k / (v - 1)) of the steps
+    have none (a negative binomial; exp(-k) where v is 1), two standard errors more by chance.
+    """
+    if reward is None or len(known) < trends.MIN_STEPS:
+        return None
+    means = {point.step: point.value for point in reward.points if math.isfinite(point.value)}
+    values = [means[step.point.step] for step in known if step.point.step in means]
+    there = [means[step.point.step] for step in alike if step.point.step in means]
+    if len(values) < len(known) or not values:
+        return None
+    least = min(values)
+    above = [value - least for value in values if value > least]
+    unit = min(above, default=0.0)
+    if len(above) < TOLD or max(there) > least + GRID * unit or len(above) + len(there) < len(values):
+        return None
+    if any(abs(each / unit - round(each / unit)) > GRID * max(1, round(each / unit)) for each in above):
+        return None
+    # Of chance those steps lie anywhere; a run that has lost what it could do has them at its end.
+    first, last = known[: len(known) // 2], known[len(known) // 2 :]
+    dead = {id(step) for step in alike}
+    halves = [sum(id(step) in dead for step in part) / len(part) for part in (first, last)]
+    above_all = [value - least for value in values]
+    right = fmean(above_all) / unit
+    error = math.sqrt(0.25 * (1 / len(first) + 1 / len(last)))
+    is_even = halves[1] - halves[0] <= 2 * error
+    # Right answers come together, as those to one easy prompt do: so many more steps have none.
+    # What a trend makes of the variance is not in the differences from step to step.
+    local = fmean([(b - a) ** 2 for a, b in pairwise(values)]) / 2
+    spread = max(local / unit / fmean(above_all), 1 + 1e-6)
+    none = spread ** (-right / (spread - 1))
+    most = none * len(values) + 2 * math.sqrt(none * (1 - none) * len(values))
+    longest = max(len(list(run)) for is_dead, run in groupby(id(step) in dead for step in known) if is_dead)
+    falls = trends.drift(values) < -FALLING or len(known) * none**longest < NO_CHANCE
+    return right if is_even and not falls and len(there) <= most else None
 
 
 def _leapt(alike: list[StepTold], known: list[StepTold], log: RunLog) -> bool:

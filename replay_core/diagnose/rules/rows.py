@@ -11,9 +11,11 @@ from replay_core import pages
 from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import odd_one, of_rows, whose
+from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import marked
 from replay_core.records import Record
@@ -29,7 +31,8 @@ SAMPLES = 4
 def another_row(batch: StepBatch) -> Finding | None:
     """Every sample's rollout log-probabilities beside the trainer's of every sample (of 512 and fewer, over the tokens
     that both have, 3 and more): an error where most of the samples, 4 and more, have another's, a fifth as far away as
-    their own and within .03 nats.
+    their own and within .03 nats. Where the policy's first forward agrees with the rollout in those rows, and the old
+    ones do not, it is the old ones that have another's.
     """
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
     odd = odd_one(batch)
@@ -42,6 +45,16 @@ def another_row(batch: StepBatch) -> Finding | None:
     if odd is None:
         cause += "; nothing else is recorded that tells which of the two it is: the trainer's old ones may be"
     first = int((found_B >= 0).argmax())
+    if odd is None and _policy_agrees(batch, rollout, trainer, found_B):
+        return error(
+            f"old log-probabilities are {what}: the policy's first forward agrees with the rollout's",
+            batch.laid.where("old_logprobs", sample=first),
+            shown("samples with another's", int((found_B >= 0).sum()), "0", trainer.source),
+            shown(f"sample {first} has those of", int(np.flatnonzero(found_B == first)[0]), str(first), rollout.source)
+            if (found_B == first).any()
+            else shown("sample", first),
+            cause=of_rows(found_B)[1],
+        )
     return error(
         f"rollout log-probabilities are {what}",
         batch.laid.where("rollout_logprobs", sample=first),
@@ -49,6 +62,21 @@ def another_row(batch: StepBatch) -> Finding | None:
         shown(f"sample {first} has those of", int(found_B[first]), str(first), trainer.source),
         cause=cause,
     )
+
+
+def _policy_agrees(batch: StepBatch, rollout: Column, old: Column, found_B: Array) -> bool:
+    """Whether the policy before any update is near to the rollout, and far from the old ones, in the rows that part."""
+    policy = batch.columns.of("policy_logprobs")
+    if policy is None or old.name != "old_logprobs":
+        return False
+    moved_N = np.repeat(found_B >= 0, batch.flat.lengths_B) & before_any_update_N(batch)
+    moved_N &= batch.pair(policy, rollout) & batch.pair(policy, old)
+    if moved_N.sum() < SAMPLES:
+        return False
+    to_rollout, to_old = (
+        float(np.abs(policy.values_N - other.values_N)[moved_N].mean()) for other in (rollout, old)
+    )  # fmt: skip
+    return to_rollout < 0.5 * to_old
 
 
 @rule("D80", "log-probabilities are all 0", link="logprobs", scope="batch", lasts=True,

@@ -626,7 +626,8 @@ def lengths(log: RunLog) -> Finding | None:
         "clipping that is made wrongly, a learning rate too high), or no longer ends its answers"
         if longer and falls
         else "longer responses are paid for (the judge, or a sum over tokens that is not divided), or the policy no "
-        "longer ends them (the end token is not trained)"
+        "longer ends them (the end token is not trained, or advantages or updates are made wrongly): the length alone "
+        "does not tell which"
         if longer
         else f"the reward rose while they got shorter (to {peak.value:.3g} at step {peak.step}), and falls since: "
         "shortness itself is paid for (a length penalty, a mean per response that makes a token of a short one weigh "
