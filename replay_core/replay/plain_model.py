@@ -30,26 +30,43 @@ class PlainModel:
     #: No mask at all, as of a pack or of rows without padding, is nothing that its forward has a word for.
     _needs_mask: bool
     _said_config: Any
+    #: Its own code runs, for which its parts are what they were called.
+    _is_inside = False
 
     @property
     def base_model(self) -> Any:
-        return self
+        theirs = self._modules.get("base_model")  # type: ignore[attr-defined]
+        return theirs if self._is_inside and theirs is not None else self
 
     @property
     def config(self) -> Any:
-        return self._said_config
+        theirs = vars(self).get("config")
+        return theirs if self._is_inside and theirs is not None else self._said_config
 
     def get_output_embeddings(self) -> torch.nn.Module:
         """Logits of what stands for final hidden states: the same."""
-        return torch.nn.Identity()
+        theirs = getattr(super(), "get_output_embeddings", None)
+        return theirs() if self._is_inside and theirs is not None else torch.nn.Identity()
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """Raises AttributeError where none has a row for each word."""
+        theirs = getattr(super(), "get_input_embeddings", None)
+        if theirs is not None:
+            return theirs()
         words = self._said_config.vocab_size
         for module in self.modules():  # type: ignore[attr-defined]
             if isinstance(module, torch.nn.Embedding) and module.num_embeddings == words:
                 return module
         raise AttributeError("no embedding has a row for each word")
+
+    def get_submodule(self, target: str) -> torch.nn.Module:
+        """By name, also where a part has a name that a replay asks for. Raises AttributeError where there is none."""
+        first, _, rest = target.partition(".")
+        part: Any = self._modules.get(first) if first else self  # type: ignore[attr-defined]
+        if part is None:
+            raise AttributeError(f"{type(self).__name__} has no module {target!r}")
+        found: torch.nn.Module = part.get_submodule(rest) if rest else part
+        return found
 
     def set_attn_implementation(self, name: str | None) -> None:
         """Of the models of transformers' within it. Raises what they raise."""
@@ -61,7 +78,8 @@ class PlainModel:
 
 def is_causal_lm(model: Any) -> bool:
     """Whether a model has what a replay asks of one."""
-    return all(hasattr(model, name) for name in ("base_model", "config", "get_output_embeddings"))
+    has_all = all(hasattr(model, name) for name in ("base_model", "config", "get_output_embeddings"))
+    return has_all and hasattr(model.config, "_attn_implementation")
 
 
 def as_causal_lm(model: Any, build: Callable[[], Any]) -> Any:
@@ -108,7 +126,12 @@ def _arguments(model: Any) -> dict[str, str]:
             "the factory returned no model", expected="a torch module, or a transformers ...ForCausalLM",
             found=type(model).__name__,
         )  # fmt: skip
-    taken = inspect.signature(model.forward).parameters
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CellError("the factory's model cannot be asked", found="a scripted module", hint=_HINT)
+    try:
+        taken = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError) as error:
+        raise CellError("the factory's model does not say what it takes", found=str(error), hint=_HINT) from error
     takes_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
     names = [name for name, one in taken.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     if not names and not takes_any:
@@ -172,7 +195,11 @@ def _put_out(
         given[names["mask"]] = attention_mask
     if "positions" in names and position_ids is not None:
         given[names["positions"]] = position_ids
-    logits = _logits(type(model)._own_forward(model, **given))
+    before, model._is_inside = model._is_inside, True
+    try:
+        logits = _logits(type(model)._own_forward(model, **given))
+    finally:
+        model._is_inside = before
     return transformers.modeling_outputs.ModelOutput(logits=logits, last_hidden_state=logits)
 
 

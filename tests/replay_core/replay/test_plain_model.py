@@ -70,6 +70,27 @@ class Swallowing(Policy):
         return super().forward(token_ids, torch.ones_like(token_ids) if mask is None else mask)
 
 
+class Wrapper(nn.Module):
+    """What it holds has the names that a replay asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.base_model, self.config = _seeded(Policy), {"width": WIDTH}
+
+    def get_output_embeddings(self):
+        return self.base_model.head
+
+    def forward(self, input_ids, attention_mask=None):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        logits = self.base_model(input_ids, mask)["logits"]
+        assert self.config["width"] == self.get_output_embeddings().in_features
+        return logits
+
+
+def wrapped():
+    return Wrapper()
+
+
 def swallowing():
     return _seeded(Swallowing)
 
@@ -112,7 +133,7 @@ def plan(model):
     return {"model": f"factory:{__name__}:{model}", "forward_path": str(ROOT)}
 
 
-@pytest.mark.parametrize("model", ["right", "told", "swallowing"])
+@pytest.mark.parametrize("model", ["right", "told", "swallowing", "wrapped"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_module_of_nobodys_library_agrees_with_each_row_alone(ask, model, dtype):
     answer = ask(f"packing=off dtype={dtype}", plan=plan(model), why=True)
@@ -171,6 +192,7 @@ def test_its_modules_and_weights_keep_their_names():
         (3, "returned no model"),
         (nn.Linear(3, 3), "fails on two tokens"),
         (nn.Embedding(9, 4), None),
+        (torch.jit.script(nn.Embedding(9, 4)), "cannot be asked"),
         (nn.Sequential(nn.Embedding(9, 4), nn.Flatten()), "makes no logits of the tokens"),
     ],
 )
