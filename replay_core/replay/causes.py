@@ -623,7 +623,9 @@ def _noise(evidence: Evidence, epsilon: float, compiled: bool) -> tuple[bool, st
         return False, f"{same}; how far its dump is from that is not known"
     alone, cell = truth["reference"], truth["cell"]
     figures = f"its tokens are off that by {cell['worst']:.2g} at most, those of each row alone by {alone['worst']:.2g}"
-    if is_rounding(alone, cell, epsilon, is_mixture=evidence["mixture"]):
+    is_noise = is_rounding(alone, cell, epsilon, is_mixture=evidence["mixture"])
+    # Where there is no finer arithmetic than the dump's, each row alone is the truth itself, and off by nothing.
+    if is_noise or cell["worst"] < _last_places(evidence):
         return True, f"{same}; as recorded here {figures}"
     if _is_no_rounding(evidence):
         return False, f"in {arithmetic} as well a token is {evidence['apart']:.2g} of its norm off; {figures}"
@@ -645,9 +647,13 @@ def _is_no_rounding(evidence: Evidence) -> bool:
     """Whether most of what a dump is off by is there in the finest arithmetic, too, little as it may be, and is more
     than that arithmetic's own last places: where there is no finer one than the dump's, it is the same all over.
     """
-    cell, finest = evidence["truth"].get("cell"), DTYPES.get(evidence["arithmetic"])
-    last_places = 0.0 if finest is None else _LAST_PLACES * (finest.eps or 0.0)
-    return cell is not None and evidence["apart"] >= max(cell["worst"] / 2, last_places)
+    cell = evidence["truth"].get("cell")
+    return cell is not None and evidence["apart"] >= max(cell["worst"] / 2, _last_places(evidence))
+
+
+def _last_places(evidence: Evidence) -> float:
+    finest = DTYPES.get(evidence["arithmetic"])
+    return 0.0 if finest is None else _LAST_PLACES * (finest.eps or 0.0)
 
 
 def _is_clean(evidence: Evidence) -> bool:
