@@ -30,6 +30,8 @@ _NOTICED = 8.0
 SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 #: Kernels of one setting that are further apart in float64 compute different things.
 KERNELS = 1e-4
+#: What float32 takes no model's typical token off by.
+_NO_ROUNDING = 0.05
 #: Epsilons that the same sums in another order leave of a token's norm.
 _LAST_PLACES = 8
 #: What moves with more of what no token may notice, whatever stands in it: on what the batch depends then.
@@ -623,6 +625,12 @@ def _noise(evidence: Evidence, epsilon: float, compiled: bool) -> tuple[bool, st
         return False, f"{same}; how far its dump is from that is not known"
     alone, cell = truth["reference"], truth["cell"]
     figures = f"its tokens are off that by {cell['worst']:.2g} at most, those of each row alone by {alone['worst']:.2g}"
+    if epsilon <= 2.0**-23 and alone["typical"] > _NO_ROUNDING:
+        why = "no rounding; is it another one every time it is built (weights drawn without a seed)?"
+        return (
+            False,
+            f"in {arithmetic} the model is another than in its dumps, {alone['typical']:.2g} off typically: {why}",
+        )
     is_noise = is_rounding(alone, cell, epsilon, is_mixture=evidence["mixture"])
     # Where there is no finer arithmetic than the dump's, each row alone is the truth itself, and off by nothing.
     if is_noise or cell["worst"] < _last_places(evidence):

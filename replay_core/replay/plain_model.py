@@ -15,8 +15,9 @@ import torch
 from replay_core.errors import CellError
 from replay_core.replay.libraries import transformers
 
-#: What its forward may call the tokens' mask and their positions.
-_MASK, _POSITIONS = "mask", "pos"
+#: What its forward may call the tokens' mask (1 = a token) and their positions, the likeliest first.
+_MASK = ("attention_mask", "attn_mask", "pad_mask", "padding_mask", "mask")
+_POSITIONS = ("position_ids", "positions", "pos_ids", "pos", "position")
 _HINT = "--forward MODULE:FUNCTION runs your own code and reads its log-probabilities"
 
 
@@ -107,6 +108,8 @@ def as_causal_lm(model: Any, build: Callable[[], Any]) -> Any:
     config.vocab_size = words
     within = [one.config for one in model.modules() if isinstance(one, transformers.PreTrainedModel)]
     config._attn_implementation = within[0]._attn_implementation if within else "eager"
+    for one in within:
+        one.use_cache = False  # with a cache, transformers takes a pack for one sequence
     own = type(model)
     model.__class__ = type(own.__name__, (_HeedingPositions if "positions" in arguments else _Counting, own), {
         "_own_forward": own.forward, "_arguments": arguments, "_needs_mask": _needs_mask(own.forward, arguments),
@@ -137,10 +140,14 @@ def _arguments(model: Any) -> dict[str, str]:
     if not names and not takes_any:
         raise CellError("the factory's model cannot be called with tokens", found=type(model).__name__, hint=_HINT)
     found = {"tokens": "input_ids" if "input_ids" in names or not names else names[0]}
-    for what, word, usual in (("mask", _MASK, "attention_mask"), ("positions", _POSITIONS, "position_ids")):
-        named = next((name for name in names if word in name and name != found["tokens"]), None)
-        if named is not None or takes_any:
-            found[what] = named or usual
+    if "key_padding_mask" in " ".join(names) and not set(_MASK) & set(names):
+        # In torch's own modules such a mask is true where nothing is.
+        raise CellError("the factory's model takes a mask whose sense is not known", found=", ".join(names), hint=_HINT)
+    for what, words in (("mask", _MASK), ("positions", _POSITIONS)):
+        # Where to begin is a number, whatever it is called.
+        fitting = [word for word in words if word in names and not isinstance(taken[word].default, (int, float))]
+        if fitting or takes_any:
+            found[what] = (fitting or words)[0]
     return found
 
 

@@ -263,6 +263,12 @@ def test_last_places_of_an_arithmetic_that_is_the_dumps_own_are_rounding():
     assert noise(8e-6, 9e-7, epsilon=2**-23, apart=8e-6, arithmetic="float32")["kind"] == "maths"
 
 
+def test_a_float32_model_that_is_no_dumps_is_not_taken_for_rounding():
+    told = noise(1.6, 1.6, epsilon=2**-23, apart=6e-16)
+    assert told["is_noise"] is False
+    assert "another one every time it is built" in told["sentence"]
+
+
 def test_a_head_that_differs_is_no_rounding():
     assert noise(0.02, 0.02, logp_apart=0.5)["kind"] == "maths"
 

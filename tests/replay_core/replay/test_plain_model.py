@@ -186,6 +186,26 @@ def test_its_modules_and_weights_keep_their_names():
     assert model.get_input_embeddings() is model.words
 
 
+class LossMask(Policy):
+    def forward(self, tokens, loss_mask=None, attention_mask=None, start_pos=0, positions=None):
+        mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        assert loss_mask is None
+        assert start_pos == 0
+        return super().forward(tokens, mask)
+
+
+class KeyPadding(Policy):
+    def forward(self, tokens, key_padding_mask=None):
+        return super().forward(tokens, ~key_padding_mask)
+
+
+def test_an_argument_is_given_what_its_whole_name_says():
+    model = as_causal_lm(LossMask(), LossMask)
+    assert model._arguments == {"tokens": "tokens", "mask": "attention_mask", "positions": "positions"}
+    with pytest.raises(CellError, match="mask whose sense is not known"):
+        as_causal_lm(KeyPadding(), KeyPadding)
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
