@@ -88,7 +88,8 @@ def cause_of(
     (kind, because), also = _kind(evidence), _also(evidence)
     if kind == "rounding":
         found["is_noise"], because = _noise(evidence, epsilon, compiled)
-        kind = "rounding" if found["is_noise"] or not (compiled or _is_no_rounding(evidence)) else "maths"
+        is_rounding_alone = not (compiled or _is_no_rounding(evidence) or _is_another_model(evidence, epsilon))
+        kind = "rounding" if found["is_noise"] or is_rounding_alone else "maths"
     elif evidence["shifted"] and evidence["apart"] <= SHIFTED and _is_clean(evidence):
         found["is_noise"], kind = True, "rounding"
         because = f"positions are shifted, which moves a token by {evidence['apart']:.2g} of its norm at most"
@@ -625,12 +626,10 @@ def _noise(evidence: Evidence, epsilon: float, compiled: bool) -> tuple[bool, st
         return False, f"{same}; how far its dump is from that is not known"
     alone, cell = truth["reference"], truth["cell"]
     figures = f"its tokens are off that by {cell['worst']:.2g} at most, those of each row alone by {alone['worst']:.2g}"
-    if epsilon <= 2.0**-23 and alone["typical"] > _NO_ROUNDING:
-        why = "no rounding; is it another one every time it is built (weights drawn without a seed)?"
-        return (
-            False,
-            f"in {arithmetic} the model is another than in its dumps, {alone['typical']:.2g} off typically: {why}",
-        )
+    if _is_another_model(evidence, epsilon):
+        why = "is it another one every time it is built (weights drawn without a seed)?"
+        off = f"{alone['typical']:.2g} off typically"
+        return False, f"in {arithmetic} the model is another than in its dumps, {off}: {why}"
     is_noise = is_rounding(alone, cell, epsilon, is_mixture=evidence["mixture"])
     # Where there is no finer arithmetic than the dump's, each row alone is the truth itself, and off by nothing.
     if is_noise or cell["worst"] < _last_places(evidence):
@@ -657,6 +656,12 @@ def _is_no_rounding(evidence: Evidence) -> bool:
     """
     cell = evidence["truth"].get("cell")
     return cell is not None and evidence["apart"] >= max(cell["worst"] / 2, _last_places(evidence))
+
+
+def _is_another_model(evidence: Evidence, epsilon: float) -> bool:
+    """Whether each row alone, in float32 or finer, is further off itself than that dtype takes anything."""
+    alone = evidence["truth"].get("reference")
+    return alone is not None and epsilon <= (DTYPES["float32"].eps or 0.0) and alone["typical"] > _NO_ROUNDING
 
 
 def _last_places(evidence: Evidence) -> float:

@@ -111,7 +111,7 @@ def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatc
         if isinstance(model, PlainModel):
             said.append(
                 f"{type(model).__name__} is no model of transformers': its logits stand for its final hidden states, "
-                "and its attention is its own"
+                "its attention is its own, and no cache is used"
             )
     else:
         model, said = _from_directory(Path(reference), plan, batch)

@@ -140,7 +140,7 @@ def _arguments(model: Any) -> dict[str, str]:
     if not names and not takes_any:
         raise CellError("the factory's model cannot be called with tokens", found=type(model).__name__, hint=_HINT)
     found = {"tokens": "input_ids" if "input_ids" in names or not names else names[0]}
-    if "key_padding_mask" in " ".join(names) and not set(_MASK) & set(names):
+    if any(name.endswith("key_padding_mask") for name in names) and not set(_MASK) & set(names):
         # In torch's own modules such a mask is true where nothing is.
         raise CellError("the factory's model takes a mask whose sense is not known", found=", ".join(names), hint=_HINT)
     for what, words in (("mask", _MASK), ("positions", _POSITIONS)):

@@ -403,12 +403,7 @@ def _interventions(
         layers = None if depth is None else depth[0]
         anew = asking("a model loaded anew", lambda: _once_more(bench, parties, small, layers, asked), [])
         if not anew and depth is None and has_own_code(bench.model.causal_lm):
-            own = bench.observer(reference, small)  # the model has one kernel at a time
-            logits = {"reference": (own, _own_logits(own))}
-            anew = asking(
-                "the logits of a model loaded anew",
-                lambda: _once_more(bench, logits, small, None, {"first": _own_logits}), []
-            )  # fmt: skip
+            anew = asking("the logits of a model loaded anew", lambda: _logits_once_more(bench, reference, small), [])
         found["visibility"] += anew
     positions = [one.cell.arrangement.position_ids.reshape(-1)[one.slots.numpy()] for one in (observer, own)]
     found["shifted"] = not np.array_equal(*positions)
@@ -641,6 +636,11 @@ def _once_more(
             if sight is not None and again is not None and worst(relative(seen.hidden, again.hidden)) <= bench.same:
                 found.append(sight.to_mapping(name))
     return found
+
+
+def _logits_once_more(bench: ReplayBench, reference: Flags, batch: MicroBatch) -> list[dict[str, Any]]:
+    own = bench.observer(reference, batch)  # the model has one kernel at a time
+    return _once_more(bench, {"reference": (own, _own_logits(own))}, batch, None, {"first": _own_logits})
 
 
 def _in_a_model_anew(

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from replay_core import pages
+from replay_core.dumps import open_run
 from replay_core.errors import CellError
 from replay_core.export.outcome import exit_code
 from replay_core.replay.plain_model import PlainModel, as_causal_lm
-from tests.replay_core.replay.conftest import VOCABULARY
+from tests.replay_core.replay.conftest import VOCABULARY, small_batch
 
 ROOT = Path(__file__).parents[3]
 WIDTH, HEADS, MOST = 32, 4, 64
@@ -142,8 +144,6 @@ def test_a_module_of_nobodys_library_agrees_with_each_row_alone(ask, model, dtyp
 
 
 def test_its_log_probabilities_are_those_of_its_logits(ask):
-    from tests.replay_core.replay.conftest import small_batch
-
     answer = ask("packing=off", plan={**plan("right"), "temperature": 1.0})
     batch, model = small_batch(), right()
     row = 1
@@ -152,9 +152,6 @@ def test_its_log_probabilities_are_those_of_its_logits(ask):
         logits_TV = model(ids_1T, torch.ones_like(ids_1T))["logits"][0]
     wanted_T = logits_TV.log_softmax(-1)[:-1].gather(-1, ids_1T[0, 1:, None])[:, 0]
     assert exit_code(answer) == 0
-    from replay_core import pages
-    from replay_core.dumps import open_run
-
     (found_BS,) = (
         pages.array(ref) for record in open_run(Path(answer["cells"][1]["dump"])).records
         if (ref := record.get("policy_logprobs")) is not None
