@@ -10,6 +10,7 @@ import os
 import select
 import time
 from threading import Event
+from typing import Any
 
 from textual import events
 from textual.drivers.linux_driver import LinuxDriver
@@ -35,6 +36,12 @@ class AskingDriver(LinuxDriver):
     #: Characters written since the last question, and when the answer to that is given up.
     _drawn = 0
     _asked_until: float | None = None
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if self._size is None:
+            # Else what is painted before the first event of a size goes by COLUMNS and LINES.
+            self._size = self._get_terminal_size()
 
     def _get_terminal_size(self) -> tuple[int, int]:
         """Columns and rows of the terminal itself.

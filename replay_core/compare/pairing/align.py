@@ -194,6 +194,7 @@ class Rowwise:
 
     def __init__(self, a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair, *, overlap: bool = False) -> None:
         self.a, self.b = a, b
+        self._is_partial = micro_pair.partial
         self.rows_a: Ints | None = None
         self.rows_b: Ints | None = None
         #: The tokens of the rows compared, as rising numbers of a's samples; None where no samples are known.
@@ -385,9 +386,13 @@ class Rowwise:
 
     @property
     def paddings_face(self) -> bool:
-        """Whether the sides have one layout, so that every element faces one."""
-        return self.a.shape == self.b.shape and np.array_equal(
-            () if self.rows_a is None else self.rows_a, () if self.rows_b is None else self.rows_b
+        """Whether the sides have one layout, so that every element faces one. What a part of their samples leaves out
+        is tokens of others, and no padding.
+        """
+        return (
+            not self._is_partial
+            and self.a.shape == self.b.shape
+            and np.array_equal(() if self.rows_a is None else self.rows_a, () if self.rows_b is None else self.rows_b)
         )
 
     def counted(self, first: int = 0) -> Iterator[tuple[Rows, Rows]]:

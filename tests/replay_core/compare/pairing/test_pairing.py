@@ -71,6 +71,16 @@ def test_packs_of_as_many_tokens_as_another_are_neither_rows_nor_slices(
     agreed(compare_paths(one, other))
 
 
+def test_tokens_of_samples_that_are_elsewhere_are_no_padding(tmp_path: Path):
+    lengths = [(2, 3), (2, 3), (2, 4), (2, 4)]
+    way: dict[str, Any] = {"layout": "right", "ranks": 1, "extra": 0, "named": False}
+    changed = samples(lengths)
+    changed[0].tokens[0] += 1
+    one = write(tmp_path / "a", samples(lengths), groups=[[0, 1], [2, 3]], **way)
+    compared = compare_paths(one, write(tmp_path / "b", changed, groups=[[0, 2], [1, 3]], **way))
+    assert [row.name for row in compared.tensors if row.verdict is Verdict.DIFF] == ["input_ids"]
+
+
 @pytest.mark.parametrize("layout", ["packed", "ragged"])
 @pytest.mark.parametrize("of_ranks", [one for one in LAYOUTS if one != "packed"])
 def test_rows_of_ranks_that_are_as_long_as_each_other_are_no_slices(layout: str, of_ranks: str, tmp_path: Path):
