@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from replay_core.errors import CellError, RequestError
-from replay_core.replay.plain_model import as_causal_lm, is_causal_lm
+from replay_core.replay.plain_model import as_causal_lm, as_written, is_causal_lm
 
 
 def function(reference: str, folder: str | None) -> Callable[..., Any]:
@@ -116,9 +116,28 @@ def model(reference: str, folder: str | None) -> Any:
     made = _called(reference, function(reference, folder))
     edition(folder)  # what it imported while it ran counts too
     within = unwrapped(made)
+    if isinstance(within, torch.nn.Module):
+        _refuse_unfinished(within)
     if not is_causal_lm(within):
         as_causal_lm(within, lambda: unwrapped(_called(reference, function(reference, folder))))
     return made
+
+
+def _refuse_unfinished(model: torch.nn.Module) -> None:
+    """Raises CellError where its weights have no size yet, or cannot be worked with outside of where they were made."""
+    for name, one in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(one):
+            raise CellError(
+                f"the factory's model has no size of {name} before its first call (a lazy module)",
+                expected="a model whose weights are there", found=type(model).__name__,
+                hint="call it once with two tokens within the factory",
+            )  # fmt: skip
+        if one.is_inference():
+            raise CellError(
+                f"the factory's {name} was made under torch.inference_mode(), and can be written by nobody outside it",
+                expected="weights made as usual", found=type(model).__name__,
+                hint="torch.no_grad() in its place: a replay takes no gradients that are not asked for",
+            )  # fmt: skip
 
 
 def unwrapped(made: Any) -> Any:
@@ -150,7 +169,8 @@ def logprobs(reference: str, folder: str | None, causal_lm: Any, batch: dict[str
     Raises:
         CellError: it raised, or returned something that is no log-probabilities of this batch.
     """
-    answer = _called(reference, function(reference, folder), causal_lm, batch)
+    with as_written(unwrapped(causal_lm)):
+        answer = _called(reference, function(reference, folder), causal_lm, batch)
     rows, width = batch["input_ids"].shape
     if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or answer.shape[0] != rows or answer.shape[1] > width:
         found = list(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__

@@ -6,8 +6,9 @@ weights keep their names. Its logits stand for its final hidden states, and its 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class PlainModel:
     base_model_prefix = ""
     #: Its forward as it was written, and which of its arguments takes the mask, and the positions.
     _own_forward: Callable[..., Any]
+    _own_class: type
     _arguments: Mapping[str, str]
     #: No mask at all, as of a pack or of rows without padding, is nothing that its forward has a word for.
     _needs_mask: bool
@@ -112,10 +114,22 @@ def as_causal_lm(model: Any, build: Callable[[], Any]) -> Any:
         one.use_cache = False  # with a cache, transformers takes a pack for one sequence
     own = type(model)
     model.__class__ = type(own.__name__, (_HeedingPositions if "positions" in arguments else _Counting, own), {
-        "_own_forward": own.forward, "_arguments": arguments, "_needs_mask": _needs_mask(own.forward, arguments),
-        "_said_config": config, "__module__": own.__module__,
+        "_own_forward": own.forward, "_own_class": own, "_arguments": arguments,
+        "_needs_mask": _needs_mask(own.forward, arguments), "_said_config": config, "__module__": own.__module__,
     })  # fmt: skip
     return model
+
+
+@contextlib.contextmanager
+def as_written(model: Any) -> Iterator[None]:
+    """A model is what its factory made of it while its trainer's own code holds it, which knows its own logits."""
+    ours = type(model)
+    if isinstance(model, PlainModel):
+        model.__class__ = model._own_class
+    try:
+        yield
+    finally:
+        model.__class__ = ours
 
 
 def _arguments(model: Any) -> dict[str, str]:

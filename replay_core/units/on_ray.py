@@ -40,6 +40,11 @@ RETRIES = 2
 _KNOCK_S = 10.0
 #: How long the loop waits for an answer before it looks at its clock.
 _LOOK_S = 0.5
+#: Ray itself ends this process, as if its answer were 1, when its cluster's head did not answer for a minute: that is
+#: said before. How often it is looked for, and how long it may be away.
+_HEAD_EVERY_S, _HEAD_AWAY_S = 5.0, 30.0
+#: How long no actor is placed and none is at work before it is asked whether the cluster has a machine at all.
+_PATIENCE_S = 10.0
 
 
 class _Flight(Struct):
@@ -49,6 +54,89 @@ class _Flight(Struct):
     actor: Any
     began: float
     held: ExitStack = field(default_factory=ExitStack)
+
+
+class _Crew(Struct):
+    """The actors without work, and those that were asked for: a cluster gives each its room when it has it."""
+
+    ray: Any
+    address: str = ""
+    idle: list[Any] = field(default_factory=list)
+    coming: dict[Any, Any] = field(default_factory=dict)
+    #: Since when nothing was heard of any of those that were asked for, and none worked.
+    quiet_since: float | None = None
+    #: How many ended on their way one after another, and what was said of the last.
+    lost: int = 0
+    why: str = ""
+    #: When the cluster's head was last looked for, and last there.
+    asked_at: float = field(default_factory=time.monotonic)
+    heard_at: float = field(default_factory=time.monotonic)
+
+    def hire(self, count: int) -> None:
+        wants = {"num_gpus": 1} if self.ray.cluster_resources().get("GPU") else {"num_cpus": 1}
+        for _ in range(count):
+            actor = self.ray.remote(**wants, max_restarts=0)(_Worker).remote()
+            self.coming[actor.version.remote()] = actor
+
+    def welcome(self, answer: Any) -> None:
+        """Raises RequestError where its machine has another rldbg. One that ended on its way is asked for again."""
+        actor = self.coming.pop(answer)
+        try:
+            version = self.ray.get(answer)
+        except self.ray.exceptions.RayError as error:
+            self.lost, self.why = self.lost + 1, _in_one_line(error)
+            if self.lost <= RETRIES:
+                self.hire(1)
+            return
+        self.lost = 0
+        if version != replay_core.__version__:
+            raise RequestError(
+                "the machines of the cluster have another rldbg", expected=replay_core.__version__, found=version,
+                hint="pip install the same version on each: answers of two are never mixed",
+            )  # fmt: skip
+        self.idle.append(actor)
+
+    def look_round(self, *, is_at_work: bool, left: int) -> bool:
+        """Whether it waits for room by now. Raises UnavailableError where no machine is left, or no head."""
+        self._look_for_the_head(left)
+        if is_at_work or self.idle:
+            self.quiet_since = None
+            return False
+        now = time.monotonic()
+        self.quiet_since = self.quiet_since or now
+        if now - self.quiet_since < _PATIENCE_S:
+            return False
+        try:
+            _room(self.ray)
+        except (UnavailableError, self.ray.exceptions.RayError, OSError, RuntimeError) as error:
+            found = error.found if isinstance(error, UnavailableError) else _in_one_line(error)
+            raise UnavailableError(
+                "no machine of the Ray cluster is left",
+                expected="a GPU or a CPU",
+                found=found,
+                hint=_what_is_left(left),
+            ) from None
+        return True
+
+    def _look_for_the_head(self, left: int) -> None:
+        now = time.monotonic()
+        if now - self.asked_at < _HEAD_EVERY_S:
+            return
+        self.asked_at = now
+        try:
+            _knock(self.address)
+        except OSError as error:
+            if now - self.heard_at > _HEAD_AWAY_S:
+                raise UnavailableError(
+                    "the head of the Ray cluster does not answer any more", expected=f"a cluster at {self.address}",
+                    found=_in_one_line(error), hint=_what_is_left(left),
+                ) from None  # fmt: skip
+        else:
+            self.heard_at = time.monotonic()
+
+
+def _what_is_left(units: int) -> str:
+    return f"the same command does the {units:,} units that are left: what is done is kept"
 
 
 def work_on_ray(
@@ -73,33 +161,43 @@ def work_on_ray(
     if not waiting:
         return
     ray = _connected(address)
-    flights: dict[Any, _Flight] = {}
+    crew, flights = _Crew(ray, address), dict[Any, _Flight]()
     tries: dict[str, int] = {}
     of_id = {unit.id: unit for unit in plan.units}
     try:
-        idle = _actors(ray, min(len(waiting), _room(ray)))
+        crew.hire(min(len(waiting), _room(ray)))
         while waiting or flights:
-            while idle and (unit := _next(folder, waiting, of_id)) is not None:
-                actor = idle.pop()
+            while crew.idle and (unit := _next(folder, waiting, of_id)) is not None:
+                actor = crew.idle.pop()
                 flight, job = _Flight(unit, actor, time.monotonic()), placed(plan, unit, folder, is_written_there=False)
                 flight.held.enter_context(folder.held(unit.id))
                 flights[actor.perform.remote(job.kind, dict(job.params))] = flight
-            if not flights:
+            if not flights and crew.idle:
                 return  # what is left waits for figures that are not there; the gathering names them
-            ready, _ = ray.wait(list(flights), num_returns=1, timeout=_LOOK_S)
-            for answer in [*ready, *_overdue(ray, flights, time_limit_s)]:
+            if not flights and not crew.coming:
+                raise UnavailableError(
+                    "no actor of the Ray cluster starts", expected="rldbg[ray,replay] on its machines", found=crew.why,
+                    hint="ray logs; what is done is kept",
+                )  # fmt: skip
+            ready, _ = ray.wait([*flights, *crew.coming], num_returns=1, timeout=_LOOK_S)
+            if crew.look_round(is_at_work=bool(flights), left=len(waiting) + len(flights)):
+                on_event(Progress(done, total, "waiting for room on the cluster"))
+            for answer in dict.fromkeys([*ready, *_overdue(ray, flights, time_limit_s)]):
+                if answer in crew.coming:
+                    crew.welcome(answer)
+                    continue
                 flight = flights.pop(answer)
                 unit, took_s = flight.unit, time.monotonic() - flight.began
                 with flight.held:
                     document, error = _heard(ray, answer, took_s, time_limit_s)
                     if isinstance(error, ChildDiedError):
                         tries[unit.id] = tries.get(unit.id, 0) + 1
-                        idle += _actors(ray, 1)
+                        crew.hire(1)
                         if tries[unit.id] <= RETRIES:
                             waiting.append(unit)
                             continue
                     else:
-                        idle.append(flight.actor)
+                        crew.idle.append(flight.actor)
                     keep(plan, folder, unit, document, error, took_s)
                 done += 1
                 on_event(Progress(done, total, unit.label))
@@ -140,7 +238,7 @@ def _connected(address: str) -> Any:
             "no Ray cluster of this version answers there",
             expected=f"a cluster of Ray {ray.__version__} at --ray ADDRESS",
             found=f"{address or 'a local one'}: {_in_one_line(error)}",
-            hint="ray status --address ADDRESS; --ray alone starts one on this machine",
+            hint="ray status --address ADDRESS; RAY_AUTH_MODE=token where it wants one; --ray alone starts one here",
         ) from None
     return ray
 
@@ -196,20 +294,6 @@ class _Worker:
             return {"result": InProcess(import_module("replay_core.desk").perform).run(Job(kind, params))}
         except RldbgError as error:
             return {"error": error.to_mapping()}
-
-
-def _actors(ray: Any, count: int) -> list[Any]:
-    wants = {"num_gpus": 1} if ray.cluster_resources().get("GPU") else {"num_cpus": 1}
-    made = [ray.remote(**wants, max_restarts=0)(_Worker).remote() for _ in range(count)]
-    found = set(ray.get([actor.version.remote() for actor in made]))
-    if found != {replay_core.__version__}:
-        raise RequestError(
-            "the machines of the cluster have another rldbg",
-            expected=replay_core.__version__,
-            found=", ".join(sorted(found)),
-            hint="pip install the same version on each: answers of two are never mixed",
-        )
-    return made
 
 
 def _overdue(ray: Any, flights: dict[Any, _Flight], time_limit_s: float | None) -> list[Any]:

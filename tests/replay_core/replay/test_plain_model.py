@@ -131,6 +131,25 @@ def of_one_call():
     return model
 
 
+def unfinished():
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.LazyLinear(VOCABULARY))
+
+
+def inferring():
+    with torch.inference_mode():
+        return right()
+
+
+def trainers_own(model, batch):
+    """Its trainer reads what it puts out by the name that it gave it."""
+    assert type(model).__name__ == "Policy"
+    put = model(batch["input_ids"], pad_mask=batch["attention_mask"])
+    assert type(put) is dict
+    ids_BS = batch["input_ids"]
+    logits_BSV = put["logits"][:, :-1] / batch["temperature"]
+    return logits_BSV.log_softmax(-1).gather(-1, ids_BS[:, 1:, None])[..., 0]
+
+
 def plan(model):
     return {"model": f"factory:{__name__}:{model}", "forward_path": str(ROOT)}
 
@@ -166,6 +185,18 @@ def test_what_it_sees_is_named_with_its_own_modules(ask):
     assert cause["kind"] == "padding", cause
     assert "blocks.0" in cause["sentence"]
     assert exit_code(answer) == 1
+
+
+def test_its_trainers_forward_is_given_what_was_made(ask):
+    answer = ask("packing=off", plan={**plan("right"), "forward": f"{__name__}:trainers_own"})
+    assert exit_code(answer) == 0, [cell["cause"] for cell in answer["cells"]]
+
+
+@pytest.mark.parametrize(("model", "said"), [("unfinished", "no size of 1.weight"), ("inferring", "inference_mode")])
+def test_weights_that_nobody_can_write_are_refused_by_name(ask, model, said):
+    answer = ask("packing=off", plan=plan(model))
+    assert exit_code(answer) != 0
+    assert said in str([cell.get("error") for cell in answer["cells"]])
 
 
 def test_its_first_call_is_left_to_the_replay(ask):

@@ -118,27 +118,11 @@ def test_a_wrong_address_is_said(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
 
 
-class _Cluster:
-    """As much of Ray as asking its machines for their version takes."""
-
-    def __init__(self, *versions: str) -> None:
-        self._versions = versions
-
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 2.0}
-
-    def remote(self, **_wants: Any) -> Any:
-        told = SimpleNamespace(version=SimpleNamespace(remote=lambda: None))
-        return lambda _worker: SimpleNamespace(remote=lambda: told)
-
-    def get(self, asked: list[Any]) -> list[str]:
-        return list(self._versions[: len(asked)])
-
-
 def test_machines_with_another_rldbg_are_refused() -> None:
-    assert len(on_ray_module._actors(_Cluster(__version__, __version__), 2)) == 2
+    crew = on_ray_module._Crew(_Inline(version="0.0.9"))
+    crew.hire(1)
     with pytest.raises(RequestError, match="another rldbg") as raised:
-        on_ray_module._actors(_Cluster(__version__, "0.0.9"), 2)
+        crew.welcome(next(iter(crew.coming)))
     assert "0.0.9" in str(raised.value.found)
     assert raised.value.exit_code == ExitCode.BAD_REQUEST
 
@@ -191,11 +175,11 @@ class _Inline:
 
     exceptions = SimpleNamespace(RayError=RuntimeError)
 
-    def __init__(self, *deadly: int) -> None:
-        self._deadly = set(deadly)
+    def __init__(self, *deadly: int, version: str | None = __version__, room: float = 2.0) -> None:
+        self._deadly, self._version, self.room = set(deadly), version, room
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 2.0}
+        return {"CPU": self.room}
 
     def remote(self, **_wants: Any) -> Any:
         return lambda worker: SimpleNamespace(remote=lambda: self._actor(worker()))
@@ -207,7 +191,7 @@ class _Inline:
 
         return SimpleNamespace(
             perform=SimpleNamespace(remote=perform),
-            version=SimpleNamespace(remote=lambda: _Answer(__version__)),
+            version=SimpleNamespace(remote=lambda: _Answer(self._version)),
         )
 
     def get(self, asked: Any) -> Any:
@@ -241,3 +225,66 @@ def test_what_judges_waits_on_actors_too_and_is_left_where_figures_are_missing(
     assert [unit["exit_code"] for unit in doc["units"]] == [None, None, None, 0, None, None, None, 1]
     workbench.work_units("compare", asked, tmp_path / "plain", None, Counting())
     assert documents(tmp_path / "ray") == documents(tmp_path / "plain")
+
+
+def test_actors_that_never_start_are_an_error_and_are_not_asked_for_again_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = write_run(tmp_path / "a", {}, 2), write_run(tmp_path / "b", {}, 2)
+    monkeypatch.setattr(on_ray_module, "_connected", lambda _address: _Inline(version=None))
+    with pytest.raises(UnavailableError, match="no actor of the Ray cluster starts") as raised:
+        workbench.work_units(
+            "compare", {"a": str(runs[0]), "b": str(runs[1])}, tmp_path / "out", None, Counting(), ray=""
+        )
+    assert raised.value.found == "the actor died"
+
+
+class _Silent(_Inline):
+    """A cluster that places no actor, and has other room once it was asked for one."""
+
+    def __init__(self, later: float) -> None:
+        super().__init__()
+        self._later = later
+
+    def wait(self, asked: list[Any], **_more: Any) -> tuple[list[Any], list[Any]]:
+        self.room = self._later
+        return [], asked
+
+
+@pytest.mark.parametrize("room", [0.0, 2.0])
+def test_a_cluster_without_a_machine_is_told_from_one_without_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float
+) -> None:
+    runs = write_run(tmp_path / "a", {}, 2), write_run(tmp_path / "b", {}, 2)
+    cluster, said = _Silent(room), list[str]()
+    monkeypatch.setattr(on_ray_module, "_connected", lambda _address: cluster)
+    monkeypatch.setattr(on_ray_module, "_PATIENCE_S", 0.0)
+
+    def heard(event: Any) -> None:
+        said.append(event.what)
+        if said[-1].startswith("waiting"):
+            raise KeyboardInterrupt  # whoever asked has seen enough
+
+    asked = {"a": str(runs[0]), "b": str(runs[1])}
+    with pytest.raises(UnavailableError if room == 0 else KeyboardInterrupt) as raised:
+        workbench.work_units("compare", asked, tmp_path / "out", None, Counting(), heard, ray="")
+    if room == 0:
+        assert isinstance(raised.value, UnavailableError)
+        assert "no machine of the Ray cluster is left" in str(raised.value)
+        assert "2 units that are left" in str(raised.value.hint)
+    else:
+        assert said[-1] == "waiting for room on the cluster"
+
+
+def test_a_cluster_whose_head_is_gone_is_left_before_ray_ends_this_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    crew = on_ray_module._Crew(_Inline(), address, idle=["an actor"])
+    crew.look_round(is_at_work=True, left=3)  # it was asked for just now
+    crew.asked_at -= on_ray_module._HEAD_EVERY_S + 1
+    crew.look_round(is_at_work=True, left=3)  # and is away for no long time
+    crew.asked_at -= on_ray_module._HEAD_EVERY_S + 1
+    crew.heard_at -= on_ray_module._HEAD_AWAY_S + 1
+    with pytest.raises(UnavailableError, match="head of the Ray cluster") as raised:
+        crew.look_round(is_at_work=True, left=3)
+    assert raised.value.hint == "the same command does the 3 units that are left: what is done is kept"
