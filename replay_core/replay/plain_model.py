@@ -123,9 +123,10 @@ def as_causal_lm(model: Any, build: Callable[[], Any]) -> Any:
 @contextlib.contextmanager
 def as_written(model: Any) -> Iterator[None]:
     """A model is what its factory made of it while its trainer's own code holds it, which knows its own logits."""
-    ours = type(model)
-    if isinstance(model, PlainModel):
-        model.__class__ = model._own_class
+    if not isinstance(model, PlainModel):
+        yield
+        return
+    ours, model.__class__ = type(model), model._own_class
     try:
         yield
     finally:
