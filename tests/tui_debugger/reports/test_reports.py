@@ -144,6 +144,13 @@ def test_a_matrix_in_which_nothing_disagrees_says_what_could_not_run_first():
     assert replay_report(document).startswith("UNAVAILABLE  cell 5 ")
 
 
+def test_a_capsule_is_offered_where_one_can_be_made():
+    document = copy.deepcopy(genuine()["matrix"])
+    assert "hint: rldbg capsule " in replay_report(document)
+    document["plan"]["model"] = "factory:models:build"
+    assert "rldbg capsule" not in replay_report(document), "a capsule holds no code"
+
+
 def test_a_sample_without_tokens_has_no_worst_one():
     document = replay_document()
     rows = document["cells"][1]["segments"]
