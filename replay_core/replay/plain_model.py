@@ -19,6 +19,8 @@ from replay_core.replay.libraries import transformers
 #: What its forward may call the tokens' mask (1 = a token) and their positions, the likeliest first.
 _MASK = ("attention_mask", "attn_mask", "pad_mask", "padding_mask", "mask")
 _POSITIONS = ("position_ids", "positions", "pos_ids", "pos", "position")
+#: What makes one say all its logits that, asked for none, says the last alone, as nanoGPT's.
+_TARGETS = ("targets", "labels", "target")
 _HINT = "--forward MODULE:FUNCTION runs your own code and reads its log-probabilities"
 
 
@@ -95,7 +97,7 @@ def as_causal_lm(model: Any, build: Callable[[], Any]) -> Any:
         CellError: it is no module, or makes no logits [B, S, V] of tokens [B, S].
     """
     arguments = _arguments(model)
-    words = _words(build(), arguments)
+    words, arguments = _words(build(), arguments)
     theirs = getattr(model, "config", None)
 
     class Config(transformers.PretrainedConfig):  # type: ignore[misc]
@@ -171,8 +173,8 @@ def _needs_mask(forward: Callable[..., Any], arguments: Mapping[str, str]) -> bo
     return named is not None and named.default is named.empty
 
 
-def _words(model: Any, arguments: Mapping[str, str]) -> int:
-    """How many words it has a logit of."""
+def _words(model: Any, arguments: dict[str, str]) -> tuple[int, dict[str, str]]:
+    """How many words it has a logit of, and what it has to be given for one of every token."""
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
     ids_1T = torch.tensor([[0, 1]], device=device)
     given = {arguments["tokens"]: ids_1T}
@@ -180,9 +182,26 @@ def _words(model: Any, arguments: Mapping[str, str]) -> int:
         given[arguments["mask"]] = torch.ones_like(ids_1T)
     if "positions" in arguments:
         given[arguments["positions"]] = torch.arange(2, device=device)[None]
+    model.eval()
+    logits = _tried(model, given)
+    if logits.shape[:2] == (1, 1):
+        taken = inspect.signature(model.forward).parameters
+        if (name := next((one for one in _TARGETS if one in taken), None)) is not None:
+            arguments = {**arguments, "targets": name}
+            logits = _tried(model, {**given, name: ids_1T})
+    if logits.ndim != len((1, 2, 0)) or logits.shape[:2] != ids_1T.shape:
+        raise CellError(
+            "the factory's model makes no logits of the tokens it is given", expected="[1, 2, V] of two tokens",
+            found=str(list(logits.shape)), hint=_HINT,
+        )  # fmt: skip
+    return int(logits.shape[-1]), arguments
+
+
+def _tried(model: Any, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Raises CellError where it fails, or puts out no tensor."""
     try:
         with torch.no_grad():
-            logits = _logits(model.eval()(**given))
+            return _logits(model(**given))
     except CellError:
         raise
     except Exception as error:
@@ -190,12 +209,6 @@ def _words(model: Any, arguments: Mapping[str, str]) -> int:
             f"the factory's model fails on two tokens: {type(error).__name__}: {error}",
             expected=f"logits [1, 2, V] of {', '.join(given)}", found=type(model).__name__, hint=_HINT,
         ) from error  # fmt: skip
-    if logits.ndim != len((1, 2, 0)) or logits.shape[:2] != ids_1T.shape:
-        raise CellError(
-            "the factory's model makes no logits of the tokens it is given", expected="[1, 2, V] of two tokens",
-            found=str(list(logits.shape)), hint=_HINT,
-        )  # fmt: skip
-    return int(logits.shape[-1])
 
 
 def _logits(put: Any) -> torch.Tensor:
@@ -217,6 +230,8 @@ def _put_out(
         given[names["mask"]] = attention_mask
     if "positions" in names and position_ids is not None:
         given[names["positions"]] = position_ids
+    if "targets" in names:
+        given[names["targets"]] = input_ids  # it makes a loss of them, which nobody asks for
     before, model._is_inside = model._is_inside, True
     try:
         logits = _logits(type(model)._own_forward(model, **given))

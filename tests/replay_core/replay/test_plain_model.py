@@ -72,6 +72,16 @@ class Swallowing(Policy):
         return super().forward(token_ids, torch.ones_like(token_ids) if mask is None else mask)
 
 
+class OfLast(Policy):
+    """Without targets it says what comes next, as nanoGPT's, and of padding it knows nothing."""
+
+    def forward(self, idx, targets=None):
+        logits = super().forward(idx, torch.ones_like(idx))["logits"]
+        if targets is None:
+            return logits[:, [-1]], None
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 class Wrapper(nn.Module):
     """What it holds has the names that a replay asks for."""
 
@@ -91,6 +101,10 @@ class Wrapper(nn.Module):
 
 def wrapped():
     return Wrapper()
+
+
+def of_last():
+    return _seeded(OfLast)
 
 
 def swallowing():
@@ -160,6 +174,13 @@ def test_a_module_of_nobodys_library_agrees_with_each_row_alone(ask, model, dtyp
     answer = ask(f"packing=off dtype={dtype}", plan=plan(model), why=True)
     assert exit_code(answer) == 0, [cell["cause"] for cell in answer["cells"]]
     assert any("is no model of transformers'" in note for note in answer["notes"])
+
+
+def test_one_that_says_the_last_word_alone_is_asked_for_all():
+    model, ids_BS = as_causal_lm(of_last(), of_last).eval(), torch.tensor([[3, 4, 5], [6, 7, 8]])
+    with torch.no_grad():
+        assert torch.equal(model(ids_BS).logits[:, -1:], of_last().eval()(ids_BS)[0])
+        assert model(ids_BS).logits.shape == (2, 3, VOCABULARY)
 
 
 def test_its_log_probabilities_are_those_of_its_logits(ask):
