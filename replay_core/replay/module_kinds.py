@@ -23,7 +23,7 @@ def kind_of(name: str, module: torch.nn.Module) -> str:
     """position, state, mixer (attention), router, or other: what works on each token by itself."""
     from torch.nn import Conv1d
 
-    own = f"{name.rpartition('.')[2]} {type(module).__name__}"
+    own = _said(name, module)
     if _POSITIONAL.search(own):
         return "position"
     if any(True for _ in module.children()) or isinstance(module, Conv1d):
@@ -35,7 +35,13 @@ def kind_of(name: str, module: torch.nn.Module) -> str:
 
 def turns(name: str, module: torch.nn.Module) -> bool:
     """Whether what gives positions is felt as differences of positions alone: a rotation, or a slope."""
-    return bool(_TURNING.search(f"{name.rpartition('.')[2]} {type(module).__name__}"))
+    return bool(_TURNING.search(_said(name, module)))
+
+
+def _said(name: str, module: torch.nn.Module) -> str:
+    """What it is called, by the list it is in where it has a number there, and its class."""
+    own = next((part for part in reversed(name.split(".")) if not part.isdecimal()), "")
+    return f"{own} {type(module).__name__}"
 
 
 def names_state(names: Iterable[str]) -> bool:
