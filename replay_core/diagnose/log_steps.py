@@ -121,7 +121,8 @@ def is_of_two(log: RunLog) -> bool:
     rows = [[each[step] for each in by_step] for step in by_step[0] if all(step in each for each in by_step)]
     apart = [most - least for _, most, least in rows if most > least]
     middle = all(abs(2 * mean - most - least) <= 1e-4 * max(abs(most), abs(least), 1e-6) for mean, most, least in rows)
-    return len(rows) >= OF_TWO and len(apart) >= OF_TWO_APART and middle
+    varies = len({mean for mean, _, _ in rows}) > 1
+    return len(rows) >= OF_TWO and len(apart) >= OF_TWO_APART and middle and varies
 
 
 #: Steps with advantages, and how near their products are to one number.

@@ -90,6 +90,8 @@ def _is_of_the_batch(log: RunLog) -> Finding | None:
     rows = [(abs(far), abs(own)) for _, (far, own) in together(kl, moved)]
     if moved is None or len(rows) < OF_BATCHES or not all(own for _, own in rows):
         return None
+    if min(len({row[at] for row in rows}) for at in (0, 1)) * 2 < len(rows):
+        return None  # figures that rest do not go together
     if log.algorithm.is_off_policy or trends.rises([far for far, _ in rows]):
         return None
     # One set of updates makes both, from the first step on.

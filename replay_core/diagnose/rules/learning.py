@@ -1003,7 +1003,7 @@ def reward_falls(log: RunLog) -> Finding | None:
                 if harder is not None
                 else f"in {len(leaps)} leap{'s' if len(leaps) > 1 else ''}, and rises between them"
                 if leaps
-                else f"the policy gets random, {random}"
+                else f"meanwhile {random}"
                 if random
                 else "nothing that is logged beside it says why"
             ),
@@ -1016,9 +1016,12 @@ def reward_falls(log: RunLog) -> Finding | None:
             else "the policy learns between the leaps: other prompts (a stage of a curriculum), or another judge, from "
             "each of them on"
             if leaps
-            else "an entropy bonus that outweighs what is paid (a coefficient a hundred times too large, or a term "
-            "of the wrong sign), a learning rate that is too high, or updates that push answers apart and hold nothing "
-            "together"
+            else "an entropy bonus that outweighs what is paid: a coefficient a hundred times too large"
+            if "bonus" in random
+            else "updates take from the policy what it could do (a turned sign of loss, advantage or KL term, "
+            "advantages of other samples, a learning rate that is too high, an entropy bonus that outweighs what is "
+            "paid), or the prompts are others (a curriculum, another stage), of which it is less sure: these figures "
+            "do not tell which"
             if random
             else "the judge changed or broke (time-outs scored 0, other ground truths); a turned sign of loss, "
             "advantage or KL term pushes the policy away from what is rewarded; or it falls apart by too large "

@@ -12,8 +12,9 @@ from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.signals import RunLog
 
-#: Steps before a sum that fails in every one of them is a habit, and a share of them that is nearly all.
-FEWEST, NEARLY_ALL = 8, 0.9
+#: Steps before a sum that fails in them is a habit; the share of them that shows one that is to hold in each (a mean
+#: may be about 0 by chance), and a share that is nearly all.
+FEWEST, MOSTLY, NEARLY_ALL = 8, 0.75, 0.9
 #: A mean of what was whitened is 0 to this, as numbers are printed.
 CENTRED = 1e-2
 
@@ -24,10 +25,10 @@ CENTRED = 1e-2
       source="GAE: A = returns - values; verl and OpenRLHF whiten A over the tokens that count")  # fmt: skip
 def centred_elsewhere(log: RunLog) -> Finding | None:
     """A critic's advantages are the returns less the values, or those whitened: their mean over the tokens that count
-    is the mean return less the mean value, or 0. Neither (by .01 and half a hundredth of their range and more), in nine
-    of ten of 8 steps and more: a warning. Nothing else than a mean that was taken over other tokens makes that of GAE's
-    sums; which tokens those are the log does not tell. Skipped where the mean value is 0 throughout (no critic), or a
-    range is not logged.
+    is the mean return less the mean value, or 0. Neither (by .01 and half a hundredth of their range and more), in
+    three of four of 8 steps and more: a warning. Nothing else than a mean that was taken over other tokens makes that
+    of GAE's sums; which tokens those are the log does not tell. Skipped where the mean value is 0 throughout (no
+    critic), or a range is not logged.
     """
     every = [given(log.get(name)) for name in ("advantage_mean", "return_mean", "value_mean")]
     top, bottom = log.get("advantage_max"), log.get("advantage_min")
@@ -39,7 +40,7 @@ def centred_elsewhere(log: RunLog) -> Finding | None:
         min(abs(mean), abs(mean - (returned - value))) > max(CENTRED, CENTRED * (high - low) / 2)
         for mean, returned, value, high, low in rows
     ]
-    if sum(off) < NEARLY_ALL * len(rows):
+    if sum(off) < MOSTLY * len(rows):
         return None
     mean, returned, value = (median(abs(row[at]) for row in rows) for at in range(3))
     return warning(
