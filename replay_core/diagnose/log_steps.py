@@ -106,6 +106,46 @@ def steps_told(log: RunLog) -> list[StepTold]:
     return found
 
 
+#: Steps whose mean reward is the middle of its largest and least, and those of them in which the two differ.
+OF_TWO, OF_TWO_APART = 12, 3
+
+
+def is_of_two(log: RunLog) -> bool:
+    """Whether every step is of two responses: its mean reward is the middle of the largest and the least, in all of 12
+    steps and more, in three of which they differ. Of more responses some step has an odd number that is right.
+    """
+    known = [log.get(name) for name in ("reward", "reward_max", "reward_min")]
+    if any(series is None for series in known):
+        return False
+    by_step = [{p.step: p.value for p in series.points} for series in known if series is not None]
+    rows = [[each[step] for each in by_step] for step in by_step[0] if all(step in each for each in by_step)]
+    apart = [most - least for _, most, least in rows if most > least]
+    middle = all(abs(2 * mean - most - least) <= 1e-4 * max(abs(most), abs(least), 1e-6) for mean, most, least in rows)
+    varies = len({mean for mean, _, _ in rows}) > 1
+    return len(rows) >= OF_TWO and len(apart) >= OF_TWO_APART and middle and varies
+
+
+#: Steps with advantages, and how near their products are to one number.
+OF_ONE, PRODUCT = 6, 2e-3
+
+
+def is_of_one_group(log: RunLog) -> bool:
+    """Whether each step is of one group: of two responses in all, or the largest advantage times the least is one
+    number in all of 6 steps and more, while the largest takes several. Of one group of n with two rewards, over its
+    std, that is (n - 1) / n however many are right; the largest and least of several groups come from two of them.
+    """
+    if is_of_two(log):
+        return True
+    top, bottom = log.get("advantage_max"), log.get("advantage_min")
+    low = {} if bottom is None else {point.step: point.value for point in bottom.points}
+    points = [] if top is None else top.points
+    rows = [(p.value, -low[p.step]) for p in points if p.step in low and p.value > NO_STD and low[p.step] < -NO_STD]
+    products = [most * least for most, least in rows]
+    if len(products) < OF_ONE or len({round(most, 3) for most, _ in rows}) < 2:
+        return False
+    return max(products) - min(products) <= PRODUCT * max(products)
+
+
 def severity_of(bad: int, steps: int) -> Severity:
     """Half of the steps (or the only one) is an error, a quarter a warning; fewer are told."""
     return "error" if 2 * bad >= steps else "warning" if 4 * bad >= steps else "info"

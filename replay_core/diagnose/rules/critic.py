@@ -13,6 +13,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown, warning
+from replay_core.diagnose.log_steps import is_of_two
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
@@ -188,7 +189,8 @@ def never_learns(log: RunLog) -> Finding | None:
     leap: a critic that starts anew. Else explained variance and value loss of 10 steps, judged as of a dump: a warning
     of 24 steps and more, or where the mean value stands; info where the critic's values move, as a new one's do, or
     where their mean began off that of the returns and has come to it (a quarter of the way is left) and the explained
-    variance is about 0: returns that hardly differ.
+    variance is about 0: returns that hardly differ; or where each step is of two responses (the mean reward is the
+    middle of the largest and least in all of 12 and more), which differ by one number.
     """
     values = log.get("value_mean")
     # A trainer without a critic may log a 0 for its values.
@@ -225,7 +227,8 @@ def never_learns(log: RunLog) -> Finding | None:
         early = len(series.finite) < SETTLED and values is not None and _moves(values.finite, loss)
         mean = now > WORSE and _has_come_to(values, returns)
         return finding(
-            "info" if early or mean else "warning",
+            # Of two responses a share of a variance is one of a single difference.
+            "info" if early or mean or is_of_two(log) else "warning",
             f"the critic knows the mean of its returns, and nothing of what they differ by: {series.name} is {now:.2g}"
             if mean
             else f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",

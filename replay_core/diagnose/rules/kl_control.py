@@ -20,7 +20,7 @@ LINES, FAR, PART, GROWN = 12, 0.2, 0.2, 2.0
 
 
 @rule("D113", "the reference follows the policy", link="ref", scope="signals",
-      needs=("kl", "reward", "response_length"), lasts=True, explains=("L10",),
+      needs=("kl",), lasts=True, explains=("L10",),
       source="Pinsker: a mean of what lies within a range R moves by R sqrt(KL / 2) at the most")  # fmt: skip
 def follows(log: RunLog) -> Finding | None:
     """A reward that has moved by d of all it spans (R, its logged maximum less its minimum) takes a policy that is at
@@ -28,11 +28,19 @@ def follows(log: RunLog) -> Finding | None:
     risen by a fifth of its span and more, the KL to the reference times the mean length comes to less than a fifth of
     that, and the KL is no larger than in the first three steps (2 times): it is measured against a reference that moves
     along. Silent where the reference is reset on purpose, or the KL is 0 throughout and off: the run states so, or its
-    coefficient is 0. Skipped where the reward's span is not logged.
+    coefficient is 0. Skipped where the reward's span is not logged. A warning, too, where the KL is below that of the
+    batch's own updates (|KL of the policy to the one that sampled|) in a fifth of the later half of 16 steps and more,
+    while those before come to 20 times as much, the KL does not rise or come to more than 3 times its first steps', and
+    both rise and fall together (rank correlation .5), that of the updates being .001 and more in the middle: from a
+    reference that stands the policy is further away than one batch takes it.
     """
-    kl, reward, length = (given(log.get(name)) for name in ("kl", "reward", "response_length"))
+    kl, reward, length = given(log.get("kl")), log.get("reward"), log.get("response_length")
     skip_if(any(log.algorithm.value(name) for name in RESETS_REFERENCE), "the reference is reset on purpose")
     skip_if(is_switched_off(log, kl), f"{kl.name} is off: the run states none, or a coefficient of 0")
+    if (batch := _is_of_the_batch(log)) is not None:
+        return batch
+    if reward is None or length is None:
+        raise Skip("needs the reward and the mean length")
     top, bottom = log.get("reward_max"), log.get("reward_min")
     if top is None or bottom is None or not top.finite or not bottom.finite:
         raise Skip("needs the largest and the least reward of a step beside its mean")
@@ -61,6 +69,51 @@ def follows(log: RunLog) -> Finding | None:
         cause="the KL is taken to a copy that is updated along with the policy: the reference is not frozen, is the "
         "policy itself of the step before (or shares its weights), or is loaded anew in each step. A KL term then "
         "holds nothing back. (Where prompts get easier over the steps, the reward rises without the policy)",
+        next_step="compare the reference's weights of two steps, which have to be the same; rldbg record -- YOUR "
+        "COMMAND keeps ref_log_probs",
+    )
+
+
+#: Steps; of the later half of them, how many have a KL below that of the batch's own updates; how many times that a
+#: policy has to have moved before.
+OF_BATCHES, BELOW, TIMES = 16, 0.2, 20.0
+#: How the two go together (rank correlation) where one set of updates makes both, and how many times its first steps'
+#: such a KL comes to.
+GOES_WITH, AS_FIRST = 0.5, 3.0
+#: A KL of one batch's updates that two forwards of one set of weights do not come to in bf16.
+MOVES = 1e-3
+
+
+def _is_of_the_batch(log: RunLog) -> Finding | None:
+    """A KL to the reference that is no more than what the batch's own updates make, again and again."""
+    kl, moved = given(log.get("kl")), log.get("policy_kl")
+    rows = [(abs(far), abs(own)) for _, (far, own) in together(kl, moved)]
+    if moved is None or len(rows) < OF_BATCHES or not all(own for _, own in rows):
+        return None
+    if min(len({row[at] for row in rows}) for at in (0, 1)) * 2 < len(rows):
+        return None  # figures that rest do not go together
+    if log.algorithm.is_off_policy or trends.rises([far for far, _ in rows]):
+        return None
+    # One set of updates makes both, from the first step on.
+    alike = trends.together([far for far, _ in rows], [own for _, own in rows])
+    late = rows[len(rows) // 2 :]
+    if median(own for _, own in rows) < MOVES:
+        return None  # what precision alone makes of two forwards
+    if alike < GOES_WITH or median(far for far, _ in late) > AS_FIRST * max(far for far, _ in rows[:3]):
+        return None
+    below = [far for far, own in late if far < own]
+    way = sum(own for _, own in rows[: len(rows) // 2])
+    if len(below) < BELOW * len(late) or way < TIMES * median(below):
+        return None
+    return warning(
+        f"the reference follows the policy: in {len(below)} of the last {len(late)} steps {kl.name} is below the KL of "
+        f"that batch's own updates ({moved.name}), after updates of {way:.2g} nats per token in all",
+        kl,
+        shown(f"median {kl.name} in those steps", median(below), "above what the batch's updates make", kl.source),
+        shown(f"sum of |{moved.name}| before", way),
+        shown("steps that show it", len(below), None, f"of {len(late)}"),
+        cause="the KL is taken to the policy as it was when the batch began: the reference is not frozen, is the "
+        "policy itself (or shares its weights), or is loaded anew in each step. A KL term then holds nothing back",
         next_step="compare the reference's weights of two steps, which have to be the same; rldbg record -- YOUR "
         "COMMAND keeps ref_log_probs",
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest, synced_every
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, old_is_odd, worst_of
 from replay_core.diagnose.falling_apart import falls_apart
-from replay_core.diagnose.finding import Evidence, Finding, finding, shown
+from replay_core.diagnose.finding import Evidence, Finding, finding, shown, warning
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.leaps import leap_in
 from replay_core.diagnose.log_steps import steps_of
@@ -360,6 +361,38 @@ def _leaps(log: RunLog) -> Finding | None:
     return None
 
 
+#: First steps that have to be past a limit each, and how many times the run is as long as they are.
+FIRST, AS_LONG = 8, 2
+
+
+def _begins(log: RunLog) -> Finding | None:
+    """The mismatch past its warning limit, and past what precision comes to, in each of the first 8 steps, of a run
+    that is twice as long and comes to less: a policy that gets sure of its tokens hides what parts both sides.
+    """
+    if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
+        return None
+    for signal in ("logprob_diff", "mult_prob_error", "prob_diff"):
+        series, limit = log.get(signal), LIMITS[signal]
+        values = [] if series is None else series.finite
+        first = series.points[0].step if series is not None else None
+        if series is None or len(values) < AS_LONG * FIRST or first is None or first > 1:
+            continue
+        least = limit.warning if math.isnan(limit.usual) else limit.usual
+        if all(limit.is_past(value, least) for value in values[:FIRST]):
+            return warning(
+                f"engine and trainer disagree before anything is learnt: {series.name} is {median(values[:FIRST]):.3g} "
+                f"in the first {FIRST} steps, and {trends.level(values):.2g} by now",
+                series.between(over=limit.warning),
+                series.shown(median(values[:FIRST]), f"< {limit.warning:g}"),
+                shown("in the first step", values[0]),
+                cause="no weights are old at first: one side adds something to the logits that the other does not (a "
+                "penalty on repeated tokens, a temperature, top-p), has another template or precision, or counts "
+                "other tokens; it costs less as the policy gets surer of its tokens, and is no less wrong",
+                next_step=TOLD_APART,
+            )
+    return None
+
+
 def _is_sure(log: RunLog) -> bool:
     """Whether the policy is sure of every token, and probabilities hardly differ between engine and trainer: they are
     all 1, and what is correlated is rounding.
@@ -381,7 +414,9 @@ def mismatch(log: RunLog) -> Finding | None:
     healthy bf16 mixture of experts has mean|d| of 0.064: up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it
     does not rise. It is info, too, where the first step has none, the second all of it, and it does not grow, within
     .5 nats, .1 of probability and .1 of k3: weights one update old, as of every asynchronous run. A warning at most
-    where it begins as the policy falls apart (L08).
+    where it begins as the policy falls apart (L08). A warning, too, where each of the first 8 steps is past the limit
+    (and past what precision comes to) of 16 and more that come to less: no weights are old there, and a policy that
+    gets surer of its tokens hides the cause.
     """
     bad = [
         (limit, series, now)
@@ -390,7 +425,7 @@ def mismatch(log: RunLog) -> Finding | None:
         if limit.is_past(now, limit.warning) and not (signal == "prob_pearson" and _is_sure(log))
     ]
     if not bad:
-        return _leaps(log)
+        return _leaps(log) or _begins(log)
     if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
     if any(old_is_odd(batch) is not None for batch in log.samples()):

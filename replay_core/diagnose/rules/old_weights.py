@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import median
 
 import numpy as np
 from msgspec import Struct
@@ -574,6 +575,9 @@ def drifting(log: RunLog) -> Finding | None:
     Where the logged age of the samples grows as well (D31), that is the cause, and this is skipped.
     Skipped where the first step of a run is past three times what D09 warns of: that gap is none of old weights.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
+    Weights that stay behind part by every update. A gap that has come to less than a fiftieth of its end after a third
+    of its way, or that no longer grows (its last quarter within 1.15 of its second), is worth knowing alone, and no
+    cause is named; a warning where it rests past D09's limit for an error.
     """
     skip_if(
         (age := log.get("weight_lag")) is not None and len(age.finite) >= trends.MIN_STEPS and ever_older(log),
@@ -611,6 +615,23 @@ def drifting(log: RunLog) -> Finding | None:
             for _, each in log.level(name)
         )
     )
+    since = finite[low + 1 :] if 0 <= low < len(finite) - 1 else finite
+    slow = "" if still else _is_of_no_update([point.value for point in since])
+    if slow:
+        return finding(
+            "warning" if far and "at rest" in slow else "info",
+            f"engine and trainer come apart by and by: {series.name} grows from {begun:.3g} to {now:.3g}, {slow}",
+            mark.where(series.name),
+            replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
+            shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
+            id="D12",
+            cause="not weights that stay behind, which part from the first updates on and by every one: tokens that "
+            "the engine may not write (banned or reserved ids) and that the policy comes to give weight to; a "
+            "precision that costs more as tokens get unlikely; a policy that drifts to where both sides compute "
+            "differently",
+            next_step=TOLD_APART,
+            steps=steps_of(since),
+        )
     return finding(
         "error" if far and not still else "warning" if heard else "info",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"
@@ -630,6 +651,24 @@ def drifting(log: RunLog) -> Finding | None:
         "--against rollout_logprobs ranks which weights sampled the tokens",
         steps=steps_of(finite[low + 1 :] or finite[-3:]),
     )
+
+
+#: Of where it comes to, what a gap of old weights has come to after a third of its way (it grows with the updates, or
+#: with their square while the rate warms up: a ninth), and by how much its last quarter lies over its second.
+EARLY, GROWS_ON, QUARTER = 0.02, 1.15, 4
+
+
+def _is_of_no_update(values: list[float]) -> str:
+    """Why a gap that has grown is none of weights that stay behind, in words; empty where it may be."""
+    if len(values) < 3 * QUARTER:
+        return ""
+    now = median(values[-QUARTER:])
+    third = len(values) // 3
+    if median(values[max(third - 1, 0) : third + 2]) < EARLY * now:
+        return "most of it at the end"
+    quarter = len(values) // QUARTER
+    before = median(values[quarter : 2 * quarter])
+    return "and is at rest since" if median(values[-quarter:]) < GROWS_ON * before and values[0] < before else ""
 
 
 #: Nats per token that no precision, temperature or update makes: two models of one text are as far apart.

@@ -564,6 +564,8 @@ LITTLE = 0.15
 FAR, LEAPT = 1.0, 20.0
 
 
+#: Steps of a run whose last two are few.
+MANY = 16
 #: A KL per token that no policy near its reference comes to, and steps over it.
 PEAK, PEAKS = 10.0, 3
 
@@ -594,7 +596,8 @@ def kl_explodes(log: RunLog) -> Finding | None:
     more: a warning, info while the reward rises with it (by .15 of its first and more), over 3 an error (a warning).
     Peaks of over 10 in 3 steps and more, or over 100 in one, and ten times the median, are a warning wherever it ends,
     an error where it is over 3 then and the reward has not risen. From below .2 to over 1 in one step, and staying
-    there: an error, in 4 steps and more; and so in two, where the reward stays below .85 of its first as well. It rises
+    there: an error, in 4 steps and more (a warning where fewer than 4 of 16 and more are left and the
+    reward stays); and so in two, where the reward stays below .85 of its first as well. It rises
     in every run that learns; a run without a KL term may reach 0.5. A KL whose coefficient is steered is one of whole
     responses, with a target of several nats: no error, and worth knowing where the reward rises.
     """
@@ -609,16 +612,20 @@ def kl_explodes(log: RunLog) -> Finding | None:
         leapt = soon + 1
     if leapt is not None and len(values) - leapt >= 2:
         only = values[leapt - 1] < 0.2
-        return error(
+        # Two steps at the end of a run whose reward they do not take tell less than four.
+        soon_to_tell = len(values) - leapt < 4 and len(values) >= MANY and not _is_lost(log, finite[leapt].step)
+        return finding(
+            "warning" if soon_to_tell else "error",
             f"the policy diverges: KL to the reference leaps from {values[leapt - 1 if only else leapt - 2]:.3g} to "
             f"{values[leapt]:.3g} per token in {'one step' if only else 'two steps, and the reward is lost'}",
             finite[leapt].where(series.name),
             series.shown_at(finite[leapt], f"< {FAR:g}"),
             shown("first step above it", finite[leapt].step),
-            cause="the learning rate is far too high: one update takes the policy away"
+            cause="one step's updates take the policy away: the learning rate is far too high, or one batch's "
+            "advantages are far off"
             + ("" if log.has("logprob_diff") else "; or what it is held against is wrong: an engine that samples with "
                "old weights, a loss that is not clipped"),
-            next_step="lower the learning rate ten times; look at grad_norm and entropy of that step",
+            next_step="look at grad_norm, entropy and advantages of that step; lower the learning rate ten times",
             steps=[p.step for p in finite[leapt:]],
         )  # fmt: skip
     skip_if(len(finite) < 8, "needs the KL of 8 steps")
@@ -639,10 +646,12 @@ def kl_explodes(log: RunLog) -> Finding | None:
             f"is over {PEAK:g} in {len(peaks)} of {len(finite)} steps ({begun:.2g} at first)",
             peaks[0].where(series.name),
             series.shown_at(top, f"< {FAR:g}"),
-            cause="single updates take the policy far away: a learning rate too high, no clipping of ratio or "
-            "gradient, "
-            "a KL coefficient too low; a reward that rises meanwhile does not make it the same model",
-            next_step="lower the learning rate; clip the gradient at 1; look at grad_norm of the step before each peak",
+            cause="tokens that the reference gives next to nothing are written by now: the policy was taken there by "
+            "single updates (a learning rate too high, no clipping, a KL coefficient too low) or by what is paid for "
+            "(a part of the reward that outweighs the answers, advantages or a loss that are made wrongly); the KL "
+            "alone does not tell which. A reward that rises meanwhile does not make it the same model",
+            next_step="look at grad_norm of the step before each peak, and at what the reward's parts pay; read ten "
+            "responses of such a step",
             steps=[p.step for p in peaks],
         )
     if now > FAR and now > LEAPT * begun:
@@ -663,13 +672,17 @@ def kl_explodes(log: RunLog) -> Finding | None:
             shown("first step above it", mark.step),
             cause="the policy has left the reference: the learning rate is too high, the KL coefficient too low, or "
             "gradients are not clipped"
+            if learns
+            else "the policy has left the reference, and the reward does not rise with it: updates that are made "
+            "wrongly (tokens or turns that the mask leaves out or takes in, advantages of other samples, a sign of "
+            "advantages, loss or KL), a weight decay that shrinks the weights, a learning rate that is too high, a KL "
+            "coefficient that is too low: the KL alone does not tell which",
+            next_step="look at grad_norm and clip fraction of the step where it leaves"
             + (
-                ""
+                "; lower the learning rate"
                 if learns
-                else "; or, as the reward does not rise with it, updates that are made wrongly (a sign of advantages, "
-                "loss or KL), or a weight decay that shrinks the weights: the KL alone does not tell which"
+                else "; rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
             ),
-            next_step="lower the learning rate; look at grad_norm and clip fraction of the step where it leaves",
             steps=[p.step for p in finite if p.step is not None and abs(p.value) > FAR],
         )
     return None

@@ -119,13 +119,33 @@ def _is_reference_again(log: RunLog) -> Finding | None:
     )
 
 
+#: How near the steps behind a fall-back lie to the first ones, as a share of the way that was gone.
+SAME_WAY = 0.25
+
+
+def _goes_the_same_way(series: Series, step: int) -> bool:
+    """Whether what follows a step goes the way of the first steps once more, from where they began, for as long as both
+    last: from other prompts nothing goes the same way.
+    """
+    at = next((place for place, point in enumerate(series.points) if point.step == step), 0)
+    values = series.values
+    count = min(at, len(values) - at)
+    if at < 2 * SIDE or count < SIDE or not all(map(math.isfinite, values)):
+        return False
+    way = abs(median(values[at - SIDE : at]) - median(values[:SIDE]))
+    off = sum(abs(values[at + k] - values[k]) for k in range(count)) / count
+    leap, noise = abs(values[at] - values[at - 1]), median(abs(b - a) for a, b in pairwise(values))
+    return way > 0 and off < SAME_WAY * way and leap > 0.5 * way and leap > FAR * noise
+
+
 @rule("L24", "the run falls back to its beginning", link="optimizer", scope="signals",
       needs=("reward|kl|entropy|response_length",), explains=("L08", "L09", "L10", "D25", "L20", "D46"), lasts=True,
       source="a checkpoint that is resumed from the first weights; a save that holds no weights")  # fmt: skip
 def falls_back(log: RunLog) -> Finding | None:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
     where they were in the first steps (within .35 of the way they had come, or as far past it at the most), and stay
-    there for 4 (a KL to a fifth of the way at once): a warning. Without a logged KL three others have to. A KL may also
+    there for 4 (a KL to a fifth of the way at once): a warning. Without a logged KL three others have to, or two that
+    go the whole way of the run's first steps once more (to a quarter of it on average). A KL may also
     fall to a fiftieth of itself, as it began. Each has to have come further than three times what a step changes, and
     none of reward, entropy and length may stay where it had come to (nine tenths of the way and more): first weights
     take all of them back. New prompts take the reward back, and not the KL; a new reference the KL, and not the reward.
@@ -145,7 +165,9 @@ def falls_back(log: RunLog) -> Finding | None:
             told_twice = any(one.values == each.values for each in with_it.values())
             if step is not None and other is not None and abs(other - step) <= 1 and not told_twice:
                 with_it.setdefault(one.signal, one)
-        if len(with_it) < (2 if far is not None else 3) or (far is not None and "kl" not in with_it):
+        once_more = [one for one in with_it.values() if step is not None and _goes_the_same_way(one, step)]
+        fewest = 2 if far is not None or len(once_more) >= 2 else 3
+        if len(with_it) < fewest or (far is not None and "kl" not in with_it):
             continue
         # First weights take all figures back: one that goes on says that a new stage has a new reference, and prompts.
         if step is not None and any(
@@ -519,11 +541,13 @@ NEARLY_ALL, AT_FIRST = 0.85, 0.5
 def ever_fewer(log: RunLog) -> Finding | None:
     """The share of groups whose rewards are all equal rises by more than chance explains, from at most .5 (median of
     the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning; worth knowing where the
-    reward rises meanwhile, for a run that has learnt what its prompts have to teach.
+    reward rises meanwhile, for a run that has learnt what its prompts have to teach. Not of steps of one group each,
+    whose share is 0 or 1.
     """
     series = given(log.get("frac_zero_std"))
     values = series.finite
     skip_if(len(values) < 20, "needs the share of groups without a spread of 20 steps")
+    skip_if(set(values) == {0.0, 1.0}, "each step is of one group: its share is 0 or 1, as that prompt has it")
     begun, now = median(values[:5]), min(values[-5:])
     if begun > AT_FIRST or now < NEARLY_ALL or not trends.rises(values):
         return None

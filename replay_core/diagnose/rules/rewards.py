@@ -21,7 +21,16 @@ from replay_core.diagnose.earlier import sure_policy
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, listed, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array, ranges_G
 from replay_core.diagnose.function_weights import NOTHING, function_weights
-from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbers, severity_of, steps_of, steps_told
+from replay_core.diagnose.log_steps import (
+    NO_STD,
+    StepTold,
+    first_broken,
+    is_of_one_group,
+    numbers,
+    severity_of,
+    steps_of,
+    steps_told,
+)
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog, Series
@@ -263,9 +272,10 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     the trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info;
     where a quarter of the last quarter's steps still teach, or the reward has risen to its most in those steps (every
     prompt is solved), a warning at most, and info where the reward rises or
-    each step is of one group (all of them or none without a spread) and a tenth of them teach; a median of 0.9 and
-    more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in
-    no group are D03's.
+    each step is of one group (all of them or none without a spread, or of two responses in all: the mean reward is the
+    middle of the largest and least; or largest times least advantage is one number) and a tenth of the last
+    quarter's teach; a median of 0.9 and more a warning, of 0.5, or where the reward rises all the same, info.
+    Rewards that differ over the batch but in no group are D03's.
 
     A warning at most, too, where those steps are what the reward has fallen to (a third of it and less is left, by no
     chance), while half of the first third's had a spread: the judge paid before. And where there are no more of them,
@@ -290,7 +300,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         some = "" if len(alike) == len(known) else f", in {len(alike)} of {len(known)} steps"
         fallen = None if copied or solved or sure is not None else _fallen(alike, known, means)
         rare = None if copied or solved or sure is not None or fallen else _rarely_right(alike, known, means)
-        as_bad = _as_bad(alike, known, means)
+        as_bad = _as_bad(alike, known, means, is_of_one_group(log))
         if rare is not None and as_bad != "info":
             # Chance alone leaves so many steps without a right answer: those that have one teach.
             as_bad = "info" if rare >= RARELY else "warning"
@@ -379,18 +389,19 @@ def _solved(alike: list[StepTold], reward: Series | None) -> bool:
     return begun < near and len(there) >= 0.9 * len(alike) and sum(one >= near for one in there) >= 0.8 * len(there)
 
 
-def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> Severity:
+def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None, of_one: bool = False) -> Severity:
     """Steps of a prompt or two have no spread again and again; that the others still teach is seen to the end."""
     severity = severity_of(len(alike), len(known))
     # A run of which all have none from some step on has stopped learning there.
     last = known[-max(1, len(known) // 4) :]
-    whole = all(step.frac_zero in (0, 1) for step in known) and len(alike) < MOSTLY * len(known)
-    still = len(known) >= 2 * trends.MIN_STEPS and 4 * sum(not step.is_dead for step in last) >= len(last)
+    alive = sum(not step.is_dead for step in last)
+    whole = (all(step.frac_zero in (0, 1) for step in known) or of_one) and len(alike) < MOSTLY * len(known)
+    still = len(known) >= 2 * trends.MIN_STEPS and (4 if not whole else 10) * alive >= len(last)
     if not still or severity == "info":
         return "warning" if whole and severity == "error" and any(not step.is_dead for step in last) else severity
     # Steps of one group each: their share is the share of groups, of which healthy runs have half and more.
     rises = reward is not None and trends.rises(reward.finite)
-    return "info" if rises or (whole and any(step.frac_zero == 0 for step in last)) else "warning"
+    return "info" if rises or whole else "warning"
 
 
 def _all_equal(alike: list[StepTold], log: RunLog) -> str:

@@ -433,7 +433,9 @@ def terms(log: RunLog) -> Finding | None:
     pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975 over 10 steps and more, a KL over .1)
     is an error; and so is one that is a line of the entropy (r beyond .975, of the changes beyond .9) with a
     coefficient beyond .1: a bonus that outweighs all else, or of the wrong sign (in a log of rewards, advantages, a
-    KL or lengths: a loss of demonstrations goes with the entropy). Skipped where they do not make it
+    KL or lengths: a loss of demonstrations goes with the entropy). So is one that is the entropy times a coefficient
+    over 0 and the KL times another, but for a twentieth (rms, 16 steps and more), where its changes from step to step
+    have the same coefficient (to .35) and leave less than a half. Skipped where they do not make it
     (other estimators, other means).
     """
     loss, pg = given(log.get("loss")), log.get("pg_loss")
@@ -477,10 +479,53 @@ _OF_REWARDS = (
 BONUS = 0.1
 
 
+#: Of a loss that is all terms: the share (rms) that they may leave, of its changes from step to step as well; how near
+#: the coefficient of the changes is; and steps.
+ALL_TERMS, OF_CHANGES, SAME_COEFFICIENT, TERM_STEPS = 0.05, 0.5, 0.35, 16
+
+
+def _presses_entropy(log: RunLog, loss: Series) -> Finding | None:
+    """A loss that is the entropy times a coefficient over 0, and a KL times another: the policy's part is next to 0 on
+    policy, so that its terms are all that is seen of it.
+    """
+    entropy, kl = log.get("entropy"), log.get("kl")
+    if entropy is None or not any(map(log.has, _OF_REWARDS)):
+        return None
+    terms = [entropy, *([kl] if kl is not None and any(kl.finite) else [])]
+    rows = _aligned(loss, *terms)
+    if len(rows) < TERM_STEPS or max(map(abs, entropy.finite)) < FLOOR:
+        return None
+    y, columns = [row[0] for row in rows], [[row[1 + k] for row in rows] for k in range(len(terms))]
+    if max(map(abs, y)) < FLOOR or (fitted := _fitted(columns, y)) is None:
+        return None
+    steps = [[b - a for a, b in pairwise(each)] for each in (y, *columns)]
+    moved = None if max(map(abs, steps[0])) < FLOOR else _fitted(steps[1:], steps[0])
+    if moved is None or fitted[0] > ALL_TERMS or moved[0] > OF_CHANGES:
+        return None
+    weight, of_changes = fitted[1][0], moved[1][0]
+    heard = weight * _rms(columns[0]) > 2 * HEARD * _rms(y)
+    if weight <= 0 or not heard or abs(of_changes - weight) > SAME_COEFFICIENT * weight:
+        return None
+    return error(
+        f"the entropy term has the wrong sign: {loss.name} is {weight:.2g} times {entropy.name}"
+        + (f" and {fitted[1][1]:.2g} times {terms[1].name}" if len(terms) > 1 else "")
+        + ", which presses the entropy down",
+        entropy.ended,
+        shown("coefficient of the entropy", weight, "-0.01 to 0"),
+        shown("the same of changes from step to step", of_changes),
+        shown("share of the loss that is left (rms)", fitted[0], f"< {ALL_TERMS:g}"),
+        shown("steps compared", len(rows)),
+        cause="the sign of the term is turned where the loss is summed up",
+        next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
+    )
+
+
 def _against_one(log: RunLog, loss: Series) -> Finding | None:
     """A loss that is a line of one of its terms: -mean(A) of centred advantages is small beside the term of a KL that
     runs away, or of an entropy with a large coefficient. A loss that rises with the KL is what a KL term makes of it.
     """
+    if (pressed := _presses_entropy(log, loss)) is not None:
+        return pressed
     looked = False
     for kind, most in (("kl", 0.1), ("entropy", 0.0)):
         # The loss of demonstrations is the entropy's bound, and both fall as they are learnt.

@@ -45,7 +45,8 @@ def seconds(log: RunLog) -> Series | None:
       "docs/evidence.md#grpo-notes")  # fmt: skip
 def slow_steps(log: RunLog) -> Iterator[Finding]:
     """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning
-    (worth knowing of one in 40 steps and more).
+    (worth knowing of one in 40 steps and more, or where none takes a second more than the median: a machine that others
+    use does that to short steps).
 
     8 steps or more, and only where it lengthens the step by a quarter; worth knowing alone where such steps (3 and
     more) come as often as an evaluation. Counts, and the longest of many calls, are no phases. Steps that get 1.5 times
@@ -87,7 +88,11 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         slow = steps_of(point for _, _, point in stalls)
         every = _every(slow)
         yield finding(
-            "info" if every or (len(slow) == 1 and len(series.points) >= _MANY) else "warning",
+            "info"
+            if every
+            or (len(slow) == 1 and len(series.points) >= _MANY)
+            or max(p.value - middles[s.name] for _, s, p in stalls) < SLOWER_S
+            else "warning",
             f"{series.name} takes {factor:.1f} times its own median at step {point.step}"
             + (f", as it does every {every} steps: an evaluation or a checkpoint" if every else ""),
             point.where(series.name),

@@ -167,7 +167,7 @@ def test_answers_that_are_paid_for_more_than_the_form_are_not_lost_for_it(tmp_pa
         })  # fmt: skip
     found = of(diagnosed(tmp_path, trl(steps)), "L12")
     assert found is not None
-    assert found.severity == ("warning" if weight == 1.0 else "error")
+    assert found.severity == ("info" if weight == 1.0 else "error")
     assert ("a right answer is paid 1" in found.claim) == (weight == 1.0)
 
 

@@ -131,7 +131,7 @@ def test_an_entropy_that_grows_as_the_reward_falls_is_told_with_it(tmp_path: Pat
         for at, each in zip(range(n), entropy, strict=True)
     ])))  # fmt: skip
     (fall,) = [one for one in found if one.id == "L08"]
-    assert "the policy gets random, entropy grows from 0.6 to 1.3 nats" in fall.claim
+    assert "meanwhile entropy grows from 0.6 to 1.3 nats" in fall.claim
 
 
 def mismatched(values: Sequence[float]) -> list[Finding]:
