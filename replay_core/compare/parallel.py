@@ -133,11 +133,6 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         # Nor is what a later step computes a cause: of that step are only the inputs, which no weights make.
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
-    # Of ranks that are apart from the first on, what made that so says more than that all after it is.
-    earliest = next(iter(found.first.values()), None)
-    told = {rank for one in kept if one.fault.kind != "apart" and earliest is not None and one.name == earliest.name
-            for rank in one.fault.ranks}  # fmt: skip
-    kept = [one for one in kept if one.fault.kind != "apart" or not set(one.fault.ranks) <= told]
     if not kept and (of_one := _of_one_weight(rows) or _far_off(rows)) is not None:
         kept = [of_one]
     return sorted(

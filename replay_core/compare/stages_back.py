@@ -177,10 +177,10 @@ def left_out_of_the_loss(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVe
     rows: in order of computation, those that agree too.
     """
     first = next((row for row in rows if row.verdict.diverges), None)
-    if first is None or first.ranks is None or first.name != "loss":
+    if first is None or first.ranks is None or not first.name.endswith("loss"):
         return None
     own = [row for row in rows if row.key.step == first.key.step]
-    if any(row.verdict.diverges and not row.name.startswith(("grad.", "param.", "loss")) for row in own):
+    if any(row.verdict.diverges and not _is_of_the_backward(row) and not row.name.endswith("loss") for row in own):
         return None
     gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
     off = next((number for number, row in enumerate(gradients) if row.verdict.diverges), None)

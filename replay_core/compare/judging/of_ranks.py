@@ -325,6 +325,15 @@ class OfRanks:
             return
         if _is_of_a_later_stage(row, pair, micro_pair, held, judge):
             return
+        if kind == "activation" and not row.name.startswith("grad."):
+            ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
+            looked_up = own_rows.of_own_words(whole, held, ids)
+            if looked_up is not None:
+                row.ranks = algebra.ranked(together, held)
+                row.ranks.relation = "parts"
+                said = f"the rows that ranks {named(held.ranks)} of {together.which} hold of their own words each"
+                self._judge_as(row, (looked_up,), 1.0, said, pair, micro_pair, judge)
+                return
         found = row.ranks = algebra.explain(row.name, whole, together, held)
         if kind == "loss" and found.relation == "all" and not held.is_cut:
             self._as_parts_before(row, found, pair, micro_pair, held, judge)

@@ -2,7 +2,7 @@
 
 Of y [N, H] of the other run and h of a rank: every row a multiple of its own (h_n = f_n y_n) is what a norm by another
 statistic makes, or weights that do not add up to one. One factor and a constant of each channel (h = f y + c) is a
-layer with f times the weight, whose bias is as it was; a constant alone is a bias. The same rows elsewhere are another
+layer with f times the weight, whose bias is as it was. The same rows elsewhere are another
 order. Each leaves nothing of the difference, which chance does not do.
 """
 
@@ -18,7 +18,7 @@ from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
 from replay_core.compare.pairing.ranks import HeldByRanks, named
-from replay_core.records import TensorRef
+from replay_core.records import Inline, TensorRef
 
 #: Fewer rows, or narrower ones, may be multiples of others by chance.
 _FEWEST, _NARROWEST = 8, 8
@@ -26,6 +26,7 @@ _FEWEST, _NARROWEST = 8, 8
 _LEFT = 0.02
 _MOST = 1 << 22
 _MOST_ROWS = 4096
+_MOST_RANKS = 64
 #: How near the mean and the deviation of numbers are to 0 and 1 that were made so.
 _MADE_SO = 1e-3
 
@@ -70,9 +71,40 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
             return None
         found.append(said)
     kinds = {kind for kind, _ in found}
-    if len(kinds) != 1:
+    # What a stage of a pipeline alone has may be as it was handed to it.
+    if len(kinds) != 1 or (kinds == {"times"} and len(held.ranks) == 1):
         return None
     return Fault(kinds.pop(), tuple(parted), f"{what} on {whose(parted)}: {found[0][1]}")
+
+
+def of_own_words(whole: TensorRef, held: HeldByRanks, ids: TensorRef | None) -> TensorRef | None:
+    """What a lookup of words that are spread over ranks puts out, each rank its own words' rows and at all others what
+    is to be masked: the rows of the ranks whose words they are. None where some token is right on no rank, or the words
+    that are right on a rank are not one stretch of its own.
+    """
+    if held.is_cut or not 2 <= len(held.ranks) <= _MOST_RANKS or len(whole.shape) < 2 or ids is None:
+        return None
+    if whole.shape[:-1] != ids.shape or not _are_asked(whole, held, held.ranks) or not ids.is_readable:
+        return None
+    if any(ref.shape != whole.shape for ref in held.parts):
+        return None
+    ids_N = pages.array(ids).reshape(-1).astype(np.int64)
+    there = pages.array(whole).astype(np.float64).reshape(ids_N.size, -1)
+    made, end = np.zeros_like(there), -1
+    least = np.maximum(np.linalg.norm(there, axis=1), 1e-300)
+    for ref in held.parts:
+        here = pages.array(ref).astype(np.float64).reshape(there.shape)
+        is_right_N = np.linalg.norm(here - there, axis=1) <= 1e-3 * least
+        right, wrong = ids_N[is_right_N], ids_N[~is_right_N]
+        if len(right) < _FEWEST or len(wrong) < _FEWEST or right.min() <= end:
+            return None
+        if ((wrong >= right.min()) & (wrong <= right.max())).any():
+            return None
+        end = int(right.max())
+        made[is_right_N] = here[is_right_N]
+    if np.linalg.norm(made - there) > 1e-3 * np.linalg.norm(there):
+        return None
+    return whole.with_(dtype="float64", source=Inline(made.reshape(whole.shape).tobytes()), digest=None)
 
 
 def _said(h_NH: Array, y_NH: Array) -> tuple[str, str] | None:
@@ -96,10 +128,7 @@ def _said(h_NH: Array, y_NH: Array) -> tuple[str, str] | None:
     moved_NH = off_NH - off_NH.mean(0)
     spread = float(np.linalg.norm(moved_NH))
     if spread <= _LEFT * off:
-        return "constant", (
-            "every token is off by one and the same vector: a constant of each channel (a bias) is missing, there "
-            "twice or another"
-        )  # fmt: skip
+        return None  # a bias, of which the layers around say more
     y_NH = y_NH - y_NH.mean(0)
     more = float((moved_NH * y_NH).sum() / max(float(np.square(y_NH).sum()), 1e-300))
     if np.linalg.norm(moved_NH - more * y_NH) <= _LEFT * spread and len(h_NH) >= 2 * _FEWEST:

@@ -24,7 +24,7 @@ ROWS: dict[str, tuple[Tensor, str | None]] = {
     "a factor for every token": (RIGHT[2:] * PER_TOKEN, "row factors"),
     "one factor": (RIGHT[2:] * 0.5, "times"),
     "one factor of the weight": ((RIGHT[2:] - BIAS) * 1.02 + BIAS, "times"),
-    "no bias": (RIGHT[2:] - BIAS, "constant"),
+    "no bias": (RIGHT[2:] - BIAS, None),
     "samples in another order": (RIGHT[2:].flip(0), "rows order"),
     "tokens in another order": (RIGHT[2:].flip(1), "rows order"),
     "one sample of another order's": (torch.stack([RIGHT[2], RIGHT[2]]), None),
