@@ -120,3 +120,12 @@ def test_values_that_are_rounded_show_at_the_first_token(case: str) -> None:
         weight.double().numpy(), torch.zeros(16).double().numpy(),
     )  # fmt: skip
     assert (fault is not None and case in fault.sentence) is (case != "other values")
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_a_lookup_of_own_words_is_right_where_the_words_are_the_ranks_own(off: int) -> None:
+    """off: by how many rows the second rank's slice begins too late."""
+    ids, table = torch.randint(0, 40, (4, 16), generator=torch.Generator().manual_seed(2)), random(40, 8, seed=3)
+    ranks = [table[20 * rank :][(ids - 20 * rank - off * rank).clamp(0, 19)] for rank in (0, 1)]
+    made = own_rows.of_own_words(as_ref(table[ids]), alike(*ranks), as_ref(ids))
+    assert (made is not None) is (off == 0)
