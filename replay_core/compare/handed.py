@@ -20,6 +20,7 @@ from replay_core.compare.pairing.micro_batch_pair import Side
 from replay_core.compare.pairing.pipeline import OF_LAYER, is_of_tokens
 from replay_core.compare.pairing.ranks import named, same_values
 from replay_core.errors import DumpError
+from replay_core.measure.precision import as_bfloat16
 from replay_core.records import Record, TensorRef
 
 #: Elements that are read of a step, at most; and what rounding leaves of a factor, of the norm.
@@ -199,6 +200,5 @@ def _how(given: TensorRef, made: TensorRef) -> tuple[str, float | None] | None:
 
 def _is_rounded(here: Any, there: Any) -> bool:
     """Whether values are others to the nearest of bfloat16, ties to even."""
-    bits = np.ascontiguousarray(there).view(np.uint32).astype(np.uint64)
-    made = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32)
+    made = as_bfloat16(there).view(np.uint32)
     return bool((made == np.ascontiguousarray(here).view(np.uint32)).all())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from replay_core import naming
-from replay_core.compare import clipping, stages_back
+from replay_core.compare import called_again, clipping, stages_back
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.pairing.ranks import Together, Which
 
@@ -63,6 +63,8 @@ def parallel(
     if not together:
         return None
     found = Parallel(together[0].which, max((one.ranks for one in together), key=len))
+    again = [row for row in rows if called_again.is_again(row)]
+    rows = [row for row in rows if not called_again.is_again(row)] if again else rows
     tied = stages_back.tied_copies(rows)
     for row in sorted(rows, key=lambda row: (row.key.step or 0, id(row) in tied)) if tied else rows:
         if row.ranks is not None and row.verdict.diverges:
@@ -70,22 +72,28 @@ def parallel(
                 found.first.setdefault(rank, row)
     try:
         found.faults = _faults(rows, together, found)
-        _look_at_the_order(found, rows if every is None else every)
+        _look_at_the_order(found, rows if every is None else every, again)
     except UNEXPECTED as error:
         found.notes.append(f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}")
     return found
 
 
-def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict]) -> None:
+def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict], again: Sequence[TensorVerdict]) -> None:
     """Add what the order tells in which rows agree and part, where no tensor by itself says what went wrong."""
     if all(one.fault.kind == "apart" for one in found.faults):
         if (twice := stages_back.layers_of_several_stages(rows)) is not None:
             first = next(row for row in rows if row.verdict.diverges)
             found.faults.insert(0, Found(twice, first.name, first.key.step, 1))
-        for told in (stages_back.went_back_otherwise, stages_back.went_back_in_parts, stages_back.left_out_of_the_loss):
+        for told in (
+            stages_back.went_back_otherwise, stages_back.went_back_in_parts, stages_back.left_out_of_the_loss,
+            stages_back.lost_beside_its_siblings,
+        ):  # fmt: skip
             if not found.faults and (back := told(rows)) is not None:
                 fault, first, count = back
                 found.faults = [Found(fault, first.name, first.key.step, count)]
+        if again and (once_more := called_again.called_again(rows, again)) is not None:
+            fault, first, count = once_more
+            found.faults = [Found(fault, first.name, first.key.step, count)]
 
 
 def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: Parallel) -> list[Found]:

@@ -30,6 +30,8 @@ _FEWEST = 3
 _ONE_FACTOR = 1e-2
 #: Of the gradients before a layer, so many are off where what flows back from it is.
 _MOSTLY = 0.9
+#: Beside a layer that is off, so many that feed the same as it agree.
+_FEWEST_BESIDE = 2
 _ROUTER = regex(r"(?:^|\.)(?:gate|router|wg|gate_proj_router|router\.classifier)\.weight$")
 _LAYER = regex(r"(?:grad|param)\.(?:\w+\.)*?(?:layers|h|blocks)\.(\d{1,6})\.")
 
@@ -60,7 +62,7 @@ def went_back_otherwise(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVer
     if first is None or not _is_of_a_stage(first):
         return None
     own = [row for row in rows if row.key.step == first.key.step]
-    if any(row.verdict.diverges and not row.name.startswith(("grad.", "param.")) for row in own):
+    if any(row.verdict.diverges and not _is_of_the_backward(row) for row in own):
         return None
     tied = tied_copies(own)
     gradients = [row for row in own if _is_of_a_stage(row) and id(row) not in tied and row.skipped is None]
@@ -102,7 +104,7 @@ def went_back_in_parts(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerd
     if first is None or not _is_of_a_stage(first) or "norm" not in naming.module_of(first.name):
         return None
     own = [row for row in rows if row.key.step == first.key.step]
-    if any(row.verdict.diverges and not row.name.startswith(("grad.", "param.")) for row in own):
+    if any(row.verdict.diverges and not _is_of_the_backward(row) for row in own):
         return None
     gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
     at = gradients.index(first)
@@ -125,6 +127,49 @@ def went_back_in_parts(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerd
     )  # fmt: skip
 
 
+def lost_beside_its_siblings(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdict, int] | None:
+    """The layer whose gradient is the first that is off, beside others of its module that agree, and of which all that
+    is before is off; with its first row, and how many are off.
+
+    Queries, keys and values are fed by one norm, so what is off before them comes back through the one that is off.
+
+    rows: in order of computation, those that agree too.
+    """
+    # The norm of all gradients is off where one is.
+    first = next((row for row in rows if row.verdict.diverges and row.name != "grad_norm"), None)
+    if first is None or not _is_of_a_stage(first) or len(_ranks(first)) < 2:
+        return None
+    own = [row for row in rows if row.key.step == first.key.step]
+    if any(row.verdict.diverges and not _is_of_the_backward(row) for row in own):
+        return None
+    gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
+    layer = first.name.removeprefix("grad.").rpartition(".")[0]
+    around = layer.rpartition(".")[0]
+    beside = [row for row in gradients if around and row.name.startswith(f"grad.{around}.")]
+    weights = {row.name.removeprefix("grad.").rpartition(".")[0]: row for row in beside if row.name.endswith(".weight")}
+    off = [name for name, row in weights.items() if row.verdict.diverges]
+    last = max(gradients.index(row) for row in beside)
+    before = gradients[last + 1 :]
+    lost = [row for row in before if row.verdict.diverges]
+    if layer not in off or len(weights) - len(off) < _FEWEST_BESIDE or len(lost) < max(_FEWEST, _MOSTLY * len(before)):
+        return None
+    # Were it the layer's own gradient alone that is off, nothing before it would be; and an expert feeds no other.
+    if any("expert" in name for name in weights) or lost[0] is not before[0]:
+        return None
+    ranks = _ranks(first)
+    those, right = (" and ".join(names) for names in (off, [name for name in weights if name not in off]))
+    return (
+        Fault(
+            "went back in parts", ranks,
+            f"the gradient of {those} is another, while those of {right} beside it and of all behind agree, and so "
+            f"does the forward; all {len(lost)} before are others: of what flows back through {those} a part is lost "
+            f"or there twice between {whose(ranks)} (values of other ranks that are gathered without a gradient, a "
+            "sum over ranks that is not made)",
+        ),
+        first, len(off) + len(lost),
+    )  # fmt: skip
+
+
 def left_out_of_the_loss(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdict, int] | None:
     """Ranks whose loss alone is another while the forward agrees, and which first gradient is off for it: where that is
     a router's, and those of all behind it agree, what the loss has otherwise begins at the router.
@@ -132,10 +177,10 @@ def left_out_of_the_loss(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVe
     rows: in order of computation, those that agree too.
     """
     first = next((row for row in rows if row.verdict.diverges), None)
-    if first is None or first.ranks is None or first.name != "loss":
+    if first is None or first.ranks is None or not first.name.endswith("loss"):
         return None
     own = [row for row in rows if row.key.step == first.key.step]
-    if any(row.verdict.diverges and not row.name.startswith(("grad.", "param.", "loss")) for row in own):
+    if any(row.verdict.diverges and not _is_of_the_backward(row) and not row.name.endswith("loss") for row in own):
         return None
     gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
     off = next((number for number, row in enumerate(gradients) if row.verdict.diverges), None)
@@ -185,6 +230,10 @@ def layers_of_several_stages(rows: Sequence[TensorVerdict]) -> Fault | None:
                 f"begin{'s' * (len(late) == 1)} too early, or the stage before ends too late)",
             )  # fmt: skip
     return None
+
+
+def _is_of_the_backward(row: TensorVerdict) -> bool:
+    return row.name.startswith(("grad.", "param.")) or naming.meaning(row.name).kind == "gradient"
 
 
 def _is_of_a_stage(row: TensorVerdict) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from replay_core import naming
+from replay_core.compare import called_again
 from replay_core.compare.divergence import ModuleStanding, Origin, may_be_first, origin_of, standing
 from replay_core.compare.hints import Clues
 from replay_core.compare.judging import digests
@@ -19,6 +20,9 @@ from replay_core.compare.shared_gain import SharedGains
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import Place
+
+#: Outputs of modules that are called once more, of which the outermost of the first step is asked for.
+_MOST_AGAIN = 512
 
 
 class Tally(Struct):
@@ -47,6 +51,7 @@ class Tally(Struct):
     clues: Clues = field(default_factory=Clues)
     #: Rows of tensors that several ranks hold: what is said of the ranks is said of all of these.
     of_ranks: list[TensorVerdict] = field(default_factory=list)
+    _again: int = 0
     _modules: _Modules = field(default_factory=lambda: _Modules())
 
     def take(self, row: TensorVerdict) -> None:
@@ -76,6 +81,9 @@ class Tally(Struct):
         if _precedes(row, self.first_difference) and _differs(row):
             self.first_difference = row
         if row.ranks is not None:
+            self.of_ranks.append(row)
+        elif called_again.is_again(row) and self._again < _MOST_AGAIN:
+            self._again += 1
             self.of_ranks.append(row)
 
     @property

@@ -57,3 +57,9 @@ class Precision(Struct):
             if not self.ored & empty and used >= USED * self.numbers:
                 return name
         return None
+
+
+def as_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Values to the nearest of bfloat16, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)

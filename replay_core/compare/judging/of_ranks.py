@@ -20,12 +20,15 @@ from replay_core.compare.judging import (
     attention_made,
     attention_otherwise,
     contributions,
+    first_tokens,
     flat_slices,
     key_order,
     limits,
     logits_otherwise,
     odd_rows,
     own_norm,
+    own_rows,
+    parts_otherwise,
     router_balance,
     row_parallel,
     row_parallel_otherwise,
@@ -77,6 +80,8 @@ _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 #: What a model returned, as one of several that are numbered.
 _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
+#: What is normalised over samples.
+_ADVANTAGES = ("advantages", "returns")
 _OF_EXPERT = regex(r"\.experts?\.")
 _EXPERTS_OUTPUT = regex(r"\.experts?\.\d{1,9}\.output$")
 
@@ -320,6 +325,15 @@ class OfRanks:
             return
         if _is_of_a_later_stage(row, pair, micro_pair, held, judge):
             return
+        if kind == "activation" and not row.name.startswith("grad."):
+            ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
+            looked_up = own_rows.of_own_words(whole, held, ids)
+            if looked_up is not None:
+                row.ranks = algebra.ranked(together, held)
+                row.ranks.relation = "parts"
+                said = f"the rows that ranks {named(held.ranks)} of {together.which} hold of their own words each"
+                self._judge_as(row, (looked_up,), 1.0, said, pair, micro_pair, judge)
+                return
         found = row.ranks = algebra.explain(row.name, whole, together, held)
         if kind == "loss" and found.relation == "all" and not held.is_cut:
             self._as_parts_before(row, found, pair, micro_pair, held, judge)
@@ -343,6 +357,9 @@ class OfRanks:
             fault = vocabulary.counted_padding(row.name, whole, held) or fault
         if kind == "ids" and row.name != "input_ids":
             fault = contributions.labels_at_the_ends(row.name, whole, held) or fault
+            fault = fault or own_rows.of_ids(row.name, whole, held, found.parted)
+        if row.name in _ADVANTAGES and (fault is None or fault.kind == "apart"):
+            fault = own_rows.normalised_apart(row.name, whole, held, found.parted) or fault
         if kind == "loss" and fault is None and not held.is_cut and not whole.shape:
             fault = self._of_own_tokens(row, whole, held, micro_pair, together)
         if fault is None and naming.is_module_tensor(row.name) and len(held.ranks) < len(together.ranks):
@@ -361,9 +378,8 @@ class OfRanks:
             fault = contributions.other_tokens_count(row.name, whole, held) or fault
         if kind == "activation" and (fault is None or fault.kind == "apart"):
             fault = algebra.rounded_on_some(row.name, whole, held) or fault
-        place = row.place[:2]
         if fault is None or fault.kind == "apart":
-            fault = self._from_before(row, whole, laid, held, place) or fault
+            fault = self._from_before(row, whole, laid, held, found.parted) or fault
         before = self._gradients.get((row.key.role, row.name))
         if before is not None and before[0] < (row.key.step or 0) and (fault is None or fault.kind == "apart"):
             fault = contributions.with_the_last(row.name, whole, laid, before[1], held.ranks, together.ranks) or fault
@@ -595,6 +611,7 @@ class OfRanks:
             fault = fault or self._attention_otherwise(
                 row.name, whole, held, self._attended[row.key.step], row.ranks.parted, None
             )
+            fault = fault or own_rows.of_rows(row.name, whole, held, row.ranks.parted)
             if fault is not None:
                 row.ranks.fault = fault
                 row.reason = f"{fault.sentence}; {row.reason}"
@@ -807,6 +824,7 @@ class OfRanks:
         if into:
             fault = self._attention_otherwise(first.name, whole, output, into, first.ranks.parted, (weight, added))
         fault = fault or row_parallel_otherwise.of_parts(first.name, whole, output, slices, weight, added)
+        fault = fault or first_tokens.of_values(first.name, whole, output, slices, first.ranks.parted, weight, added)
         if fault is not None:
             first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
             self._first_off[row.key.step] = first, None
@@ -833,8 +851,9 @@ class OfRanks:
             self._first_off[row.key.step] = first, None
 
     def _from_before(
-        self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks, place: Any
+        self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks, parted: Sequence[int]
     ) -> Fault | None:
+        place = row.place[:2]
         if row.name.startswith(("grad.", "param.")) or whole.numel < 8:
             return None
         for called, before in reversed(self._whole[place]):
@@ -851,6 +870,14 @@ class OfRanks:
         for called, parts in reversed(self._parts[place]):
             if (fault := contributions.missing_from(row.name, whole, laid, held, parts, called)) is not None:
                 return fault
+            if not held.is_cut and (
+                fault := parts_otherwise.of_parts(row.name, whole, held, parts, called, parted)
+            ) is not None:  # fmt: skip
+                return fault
+        if not held.is_cut and naming.is_module_tensor(row.name) and parted:
+            each = [ref for rank, ref in zip(held.ranks, held.parts, strict=True) if rank in parted]
+            if algebra.are_alike(each):
+                return parts_otherwise.of_outputs(row.name, whole, each[0], self._whole[place], tuple(parted))
         return None
 
     def _of_a_gradient(

@@ -29,6 +29,8 @@ _FEWEST = 3
 _MOSTLY = 0.8
 #: How far a group's rows may be from one multiple, of their norm; and factors from those that a rule makes.
 _MULTIPLE, _NEAR = 3e-3, 2e-3
+#: A factor that is not 1 is off it by more.
+_WEIGHED = 0.01
 
 
 class Given(Struct, frozen=True):
@@ -88,7 +90,30 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Give
             ranks = tuple(held.ranks[member] for member in members)
             if (fault := told(what, ranks, held.ranks, groups)) is not None:
                 return fault
+            if not number and (fault := _weighed(what, groups)) is not None:
+                return fault
     return None
+
+
+def _weighed(what: str, groups: list[Group]) -> Fault | None:
+    """Whether every rank's tokens count by one factor, of which some are not 1, whatever made these."""
+    factors = {one.factor for one in groups}
+    if None in factors or any(len(one.ranks) > 1 for one in groups):
+        return None
+    often = [one for one in groups if one.factor is not None and abs(one.factor - 1) > _WEIGHED]
+    if not often or (len(often) == len(groups) and max(_of(groups)) - min(_of(groups)) <= _WEIGHED):
+        return None  # one factor for all: told without tokens
+    said = ", ".join(f"{one.factor:.4g} on {whose(one.ranks)}" for one in groups[:8])
+    return Fault(
+        "weighed", tuple(sorted(rank for one in often for rank in one.ranks)),
+        f"{what} weighs the tokens of each rank by a factor of its own ({said}), by the rows of the tokens that one "
+        "rank alone was given: its loss is scaled, or its share of the sum over ranks (a weight, or a norm it clips "
+        "by of its own)",
+    )  # fmt: skip
+
+
+def _of(groups: list[Group]) -> list[float]:
+    return [one.factor for one in groups if one.factor is not None]
 
 
 def reduced_of_some(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Given]) -> Fault | None:

@@ -363,6 +363,11 @@ class RankGroup:
     def _cut_tokens(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
         length, ranks = ids[0].shape[1], len(ids)
         ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
+        if ranks == 1 and own[0].shape == ids_BS.shape and not np.array_equal(own[0], ids_BS):
+            # All tokens of all samples, which the first stage of a pipeline may take in another order.
+            self._cut_samples(ids, whole)
+            if self._cut is not None:
+                return
         tried = turns(ranks, length)
 
         def fits(stretches: tuple[Stretch, ...], mine: np.ndarray[Any, Any]) -> bool:

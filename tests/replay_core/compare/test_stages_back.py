@@ -86,3 +86,34 @@ def test_a_loss_that_is_another_from_a_router_on_is_told(off: str, expected: set
     wrong = {name: values * 1.3 + random(8, 8, seed=9) if off in name else values for name, values in whole.items()}
     a, b = step(whole, loss={"loss": 3.0}), step(wrong, loss={"loss": 3.5})
     assert told(tmp_path, a, b, b)[0] == expected
+
+
+@pytest.mark.parametrize(("off", "expected"), [
+    (("v_proj",), {("went back in parts", (0, 1))}), (("k_proj", "v_proj"), {("went back in parts", (0, 1))}),
+    (("q_proj", "k_proj", "v_proj", "o_proj"), set()), ((), set()),
+])  # fmt: skip
+def test_a_layer_beside_others_through_which_a_part_is_lost_is_named(
+    off: tuple[str, ...], expected: set[Any], tmp_path: Path
+) -> None:
+    """What is before is off as well; the norm of the gradients, which is made of all, says nothing of the forward."""
+    layers = [f"layers.1.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    names = ["embed_tokens", "layers.0.input_layernorm", "layers.0.mlp", "layers.1.input_layernorm", *layers, "norm"]
+    whole = {name: random(8, 8, seed=at) for at, name in enumerate(names)}
+    is_off = {name for name in names[:4] if off} | {name for name in layers if name.endswith(off or ("none",))}
+    wrong = {name: random(8, 8, seed=50 + at) if name in is_off else whole[name] for at, name in enumerate(names)}
+    a, b = ({**step(of), "optimizer": {"grad_norm": norm}} for of, norm in ((whole, 1.0), (wrong, 1.5)))
+    assert told(tmp_path, a, b, b)[0] == expected
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_module_that_is_called_once_more_with_other_values_is_named(is_same: bool, tmp_path: Path) -> None:
+    """A checkpoint computes a layer again, and it puts out what it did."""
+    first, second = random(2, 16, 8, seed=1), random(2, 16, 8, seed=2)
+    modules = {"layers.0.output": OUT, "layers.0.mlp.output": first, "layers.1.output": first}
+    more = {
+        "layers.0.mlp[1].output": first if is_same else second, "layers.0[1].output": OUT if is_same else second,
+    }  # fmt: skip
+    one = {**step(WHOLE), "modules": modules}
+    wrong = {**step(WHOLE), "modules": {**modules, "layers.1.output": second, **more}}
+    found = told(tmp_path, one, wrong, wrong)[0]
+    assert (("called again", (0, 1)) in found) is not is_same

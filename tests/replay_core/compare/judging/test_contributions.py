@@ -73,11 +73,13 @@ def embedding(factors: list[float]) -> tuple[dict[str, Any], list[dict[str, Any]
 
 
 #: n / (R n_r) of 30 and 20 tokens, and factors that no counts of tokens make.
-MEANS = {"a mean of its own": [50 / 60, 50 / 40], "the second's missing": [1.0, 0.0], "anything": [0.7, 1.1]}
+MEANS = {"a mean of its own": [50 / 60, 50 / 40], "the second's missing": [1.0, 0.0], "anything": [0.7, 1.1],
+         "half of the second's": [1.0, 0.5], "half of all": [0.7, 0.7]}  # fmt: skip
 
 
 SAID = [("a mean of its own", {("own token mean", (0, 1))}), ("the second's missing", {("missing", (1,))}),
-        ("anything", set())]  # fmt: skip
+        ("anything", {("weighed", (0, 1))}), ("half of the second's", {("weighed", (1,))}),
+        ("half of all", set())]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "expected"), SAID)

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[list[list[float]], set[Any]]] = {
     "and not divided by the micro-batches": ([[4 / 3, 2], [4, 2]], {("own token mean", (0, 1))}),
     "a rank counts twice": ([[1, 2], [1, 2]], {("twice", (1,))}),
     "a rank counts three times": ([[3, 1], [3, 1]], {("twice", (0,))}),
-    "a rank counts twice and the other not as it should": ([[1.1, 2], [1.1, 2]], set()),
+    "a rank counts twice and the other not as it should": ([[1.1, 2], [1.1, 2]], {("weighed", (0, 1))}),
     "anything": ([[0.7, 1.1], [1.3, 0.6]], set()),
     "once and a half": ([[1.5, 1.5], [1, 1]], set()),
 }

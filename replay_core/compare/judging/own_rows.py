@@ -1,0 +1,223 @@
+"""What some ranks alone have otherwise of a tensor's rows (its tokens, its samples): told by those of the other run.
+
+Of y [N, H] of the other run and h of a rank: every row a multiple of its own (h_n = f_n y_n) is what a norm by another
+statistic makes, or weights that do not add up to one. One factor and a constant of each channel (h = f y + c) is a
+layer with f times the weight, whose bias is as it was. The same rows elsewhere are another
+order. Each leaves nothing of the difference, which chance does not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from replay_core import pages
+from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.products import Array
+from replay_core.compare.pairing.ranks import HeldByRanks, named
+from replay_core.records import Inline, TensorRef
+
+#: Fewer rows, or narrower ones, may be multiples of others by chance.
+_FEWEST, _NARROWEST = 8, 8
+#: What part of a difference may be left, of what explains it; and how far factors may be from one.
+_LEFT = 0.02
+_MOST = 1 << 22
+_MOST_ROWS = 4096
+_MOST_RANKS = 64
+#: How near the mean and the deviation of numbers are to 0 and 1 that were made so.
+_MADE_SO = 1e-3
+
+
+class _Own(Struct):
+    """What a rank has, and the other run's of the same place."""
+
+    rank: int
+    here: Array
+    there: Array
+
+
+def _each(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Iterator[_Own]:
+    there = pages.array(whole).astype(np.float64)
+    for number, (rank, ref) in enumerate(zip(held.ranks, held.parts, strict=True)):
+        if rank not in parted:
+            continue
+        own = there
+        if held.axis is not None:
+            places = [at for start, long in held.stretches[number] for at in range(start, start + long)]
+            own = np.take(there, places, held.axis)
+        yield _Own(rank, pages.array(ref).astype(np.float64), own)
+
+
+def _are_asked(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> bool:
+    return bool(parted) and whole.numel <= _MOST and all(ref.is_readable for ref in (whole, *held.parts))
+
+
+def of_rows(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
+    """Of an output [..., H] of which ranks have all or some of the rows: by what these are the other run's."""
+    if len(whole.shape) < 2 or whole.shape[-1] < _NARROWEST or held.axis == len(whole.shape) - 1:
+        return None
+    if not _are_asked(whole, held, parted):
+        return None
+    found: list[tuple[str, str]] = []
+    for own in _each(whole, held, parted):
+        if own.here.shape != own.there.shape or not np.isfinite(own.here).all():
+            return None
+        width = whole.shape[-1]
+        said = _said(own.here.reshape(-1, width), own.there.reshape(-1, width)) or _in_order(own)
+        if said is None:
+            return None
+        found.append(said)
+    kinds = {kind for kind, _ in found}
+    # What a stage of a pipeline alone has may be as it was handed to it.
+    if len(kinds) != 1 or (kinds == {"times"} and len(held.ranks) == 1):
+        return None
+    return Fault(kinds.pop(), tuple(parted), f"{what} on {whose(parted)}: {found[0][1]}")
+
+
+def of_own_words(whole: TensorRef, held: HeldByRanks, ids: TensorRef | None) -> TensorRef | None:
+    """What a lookup of words that are spread over ranks puts out, each rank its own words' rows and at all others what
+    is to be masked: the rows of the ranks whose words they are. None where some token is right on no rank, or the words
+    that are right on a rank are not one stretch of its own.
+    """
+    if held.is_cut or not 2 <= len(held.ranks) <= _MOST_RANKS or len(whole.shape) < 2 or ids is None:
+        return None
+    if whole.shape[:-1] != ids.shape or not _are_asked(whole, held, held.ranks) or not ids.is_readable:
+        return None
+    if any(ref.shape != whole.shape for ref in held.parts):
+        return None
+    ids_N = pages.array(ids).reshape(-1).astype(np.int64)
+    there = pages.array(whole).astype(np.float64).reshape(ids_N.size, -1)
+    made, end = np.zeros_like(there), -1
+    least = np.maximum(np.linalg.norm(there, axis=1), 1e-300)
+    for ref in held.parts:
+        here = pages.array(ref).astype(np.float64).reshape(there.shape)
+        is_right_N = np.linalg.norm(here - there, axis=1) <= 1e-3 * least
+        right, wrong = ids_N[is_right_N], ids_N[~is_right_N]
+        if len(right) < _FEWEST or len(wrong) < _FEWEST or right.min() <= end:
+            return None
+        if ((wrong >= right.min()) & (wrong <= right.max())).any():
+            return None
+        end = int(right.max())
+        made[is_right_N] = here[is_right_N]
+    if np.linalg.norm(made - there) > 1e-3 * np.linalg.norm(there):
+        return None
+    return whole.with_(dtype="float64", source=Inline(made.reshape(whole.shape).tobytes()), digest=None)
+
+
+def _said(h_NH: Array, y_NH: Array) -> tuple[str, str] | None:
+    """What the rows are to those of the other run, in place."""
+    has = y_NH.any(1)
+    h_NH, y_NH = h_NH[has], y_NH[has]
+    off_NH = h_NH - y_NH
+    off = float(np.linalg.norm(off_NH))
+    if len(h_NH) < _FEWEST or not off:
+        return None
+    f_N = (h_NH * y_NH).sum(1) / np.square(y_NH).sum(1)
+    if np.linalg.norm(h_NH - f_N[:, None] * y_NH) <= _LEFT * off:
+        low, high = float(f_N.min()), float(f_N.max())
+        if high - low <= _LEFT * max(abs(low - 1), abs(high - 1)):
+            return "times", f"every value is {float(np.median(f_N)):.4g} times the other run's"
+        return "row factors", (
+            f"every token's row is the other run's times a factor of its own ({low:.4g} to {high:.4g}): what a norm "
+            "makes whose epsilon or statistic is another, or weights (a router's, of a mask) that are not normalised "
+            "as the other run's are"
+        )  # fmt: skip
+    moved_NH = off_NH - off_NH.mean(0)
+    spread = float(np.linalg.norm(moved_NH))
+    if spread <= _LEFT * off:
+        return None  # a bias, of which the layers around say more
+    y_NH = y_NH - y_NH.mean(0)
+    more = float((moved_NH * y_NH).sum() / max(float(np.square(y_NH).sum()), 1e-300))
+    if np.linalg.norm(moved_NH - more * y_NH) <= _LEFT * spread and len(h_NH) >= 2 * _FEWEST:
+        return "times", (
+            f"every token is {1 + more:.4g} times the other run's, but for a constant of each channel: it is made with "
+            f"{1 + more:.4g} times the weight (or of as large an input), and a bias as the other run's"
+        )  # fmt: skip
+    return None
+
+
+def _in_order(own: _Own) -> tuple[str, str] | None:
+    """Whether samples, or tokens, are the other run's in another order."""
+    for axes, called in ((1, "samples"), (2, "tokens")):
+        if own.here.ndim <= axes:
+            continue
+        count = int(np.prod(own.here.shape[:axes]))
+        place = _places(own.here.reshape(count, -1), own.there.reshape(count, -1))
+        if place is not None:
+            return "rows order", (
+                f"the {called} are the other run's in another order ({int((place != np.arange(count)).sum())} of "
+                f"{count} elsewhere; they stand as {_first(place)})"
+            )  # fmt: skip
+    return None
+
+
+def _places(here: Array, there: Array) -> NDArray[np.intp] | None:
+    """Where each row stands in the other run; None where one stands nowhere, or two in one place."""
+    count = len(here)
+    if not 2 <= count <= _MOST_ROWS or here.shape != there.shape:
+        return None
+    size = [np.square(one).sum(1) for one in (here, there)]
+    place = (size[0][:, None] - 2 * here @ there.T + size[1][None]).argmin(1)
+    off = np.linalg.norm(here - there[place], axis=1)
+    if (off > 1e-4 * np.sqrt(size[0])).any() or not np.array_equal(np.sort(place), np.arange(count)):
+        return None
+    return place if (place != np.arange(count)).any() else None
+
+
+def _first(place: NDArray[np.intp]) -> str:
+    return ", ".join(map(str, place[:8].tolist())) + (", ..." if len(place) > 8 else "")
+
+
+def of_ids(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
+    """Of a number for every token [sample, position]: whether ranks have those of other samples of theirs."""
+    if len(whole.shape) != 2 or held.axis == 1 or whole.shape[1] < _FEWEST or not _are_asked(whole, held, parted):
+        return None
+    said = ""
+    for own in _each(whole, held, parted):
+        if own.here.shape != own.there.shape or len({row.tobytes() for row in own.there}) < len(own.there):
+            return None
+        place = _places(own.here, own.there)
+        if place is None or not np.array_equal(own.here, own.there[place]):
+            return None
+        said = said or _first(place)
+    return Fault(
+        "rows order", tuple(parted),
+        f"{what} on {whose(parted)}: the samples' rows are the other run's in another order (they stand as {said}), "
+        "while the tokens are in theirs: they belong to other samples or micro-batches of the rank",
+    )  # fmt: skip
+
+
+def normalised_apart(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
+    """Of advantages, of whose samples each rank has some: whether a rank's are the other run's times one factor plus
+    one constant of its own, which its own mean and deviation make.
+    """
+    if held.axis != 0 or len(held.ranks) < 2 or not _are_asked(whole, held, parted):
+        return None
+    of_ranks = []
+    for own in _each(whole, held, parted):
+        y, h = own.there.reshape(-1), own.here.reshape(-1)
+        counts = (y != 0) & np.isfinite(y) & np.isfinite(h)
+        y, h = y[counts], h[counts]
+        if y.size < _FEWEST or own.here.shape != own.there.shape or len(np.unique(y)) < 3:
+            return None
+        times = float(((h - h.mean()) * (y - y.mean())).sum() / max(float(np.square(y - y.mean()).sum()), 1e-300))
+        plus = float(h.mean() - times * y.mean())
+        if np.linalg.norm(h - times * y - plus) > _LEFT * np.linalg.norm(h - y) or times <= 0:
+            return None
+        of_ranks.append((own.rank, times, plus, float(h.mean()), float(h.std())))
+    # One factor and one constant on all are another scale, of which no rank's own numbers are the cause.
+    if len({(round(times, 4), round(plus, 4)) for _, times, plus, _, _ in of_ranks}) < 2 and len(parted) > 1:
+        return None
+    if any(abs(mean) > _MADE_SO * max(deviation, 1e-300) for _, _, _, mean, deviation in of_ranks):
+        return None
+    both = all(abs(deviation - 1) <= 0.1 for *_, deviation in of_ranks)
+    said = "; ".join(f"{times:.4g} times and {plus:+.3g} on rank {rank}" for rank, times, plus, _, _ in of_ranks[:4])
+    return Fault(
+        "normalised apart", tuple(parted),
+        f"{what} of {named(parted)} are the other run's by a factor and a constant of each rank ({said}), and have the "
+        f"mean 0{' and the deviation 1' if both else ''} on each: every rank normalises by its own samples, where all "
+        "are due",
+    )  # fmt: skip
