@@ -91,8 +91,8 @@ def index(path: Path) -> Index:
         if match is None or "checkpoints" in inside:
             continue
         found.files.append((keys.pop(file) if file in keys else _key_of(inside, match), file))
-    # Lost on its way, or not there yet: a record that cannot be read, and no run without it.
-    found.files += [(key, missing) for missing, key in keys.items()]
+    for missing in keys:
+        found.problems.append(Problem(str(missing), "the index lists a record whose file is gone"))
     return found
 
 

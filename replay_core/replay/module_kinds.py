@@ -39,9 +39,11 @@ def turns(name: str, module: torch.nn.Module) -> bool:
 
 
 def _said(name: str, module: torch.nn.Module) -> str:
-    """What it is called, by the list it is in where it has a number there, and its class."""
-    own = next((part for part in reversed(name.split(".")) if not part.isdecimal()), "")
-    return f"{own} {type(module).__name__}"
+    """What it is called, and its class; one of several experts has a number alone. What else has one is a block, of
+    which its list's name says as little as a layer's.
+    """
+    of_list, _, own = name.rpartition(".")
+    return f"{'experts' if own.isdecimal() and of_list.endswith('experts') else own} {type(module).__name__}"
 
 
 def names_state(names: Iterable[str]) -> bool:

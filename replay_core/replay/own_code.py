@@ -125,7 +125,7 @@ def model(reference: str, folder: str | None) -> Any:
 
 def _refuse_unfinished(model: torch.nn.Module) -> None:
     """Raises CellError where its weights have no size yet, or cannot be worked with outside of where they were made."""
-    for name, one in [*model.named_parameters(), *model.named_buffers()]:
+    for name, one in model.named_parameters():
         if torch.nn.parameter.is_lazy(one):
             raise CellError(
                 f"the factory's model has no size of {name} before its first call (a lazy module)",

@@ -42,7 +42,7 @@ _KNOCK_S = 10.0
 _LOOK_S = 0.5
 #: Ray itself ends this process, as if its answer were 1, when its cluster's head did not answer for a minute: that is
 #: said before. How often it is looked for, and how long it may be away.
-_HEAD_EVERY_S, _HEAD_AWAY_S = 5.0, 30.0
+_HEAD_EVERY_S, _HEAD_AWAY_S, _KNOCKS = 5.0, 30.0, 3
 #: How long no actor is placed and none is at work before it is asked whether the cluster has a machine at all.
 _PATIENCE_S = 10.0
 
@@ -61,6 +61,8 @@ class _Crew(Struct):
 
     ray: Any
     address: str = ""
+    #: What each actor has one of: GPU or CPU.
+    kind: str = "CPU"
     idle: list[Any] = field(default_factory=list)
     coming: dict[Any, Any] = field(default_factory=dict)
     #: Since when nothing was heard of any of those that were asked for, and none worked.
@@ -71,11 +73,12 @@ class _Crew(Struct):
     #: When the cluster's head was last looked for, and last there.
     asked_at: float = field(default_factory=time.monotonic)
     heard_at: float = field(default_factory=time.monotonic)
+    unheard: int = 0
 
     def hire(self, count: int) -> None:
-        wants = {"num_gpus": 1} if self.ray.cluster_resources().get("GPU") else {"num_cpus": 1}
+        """All of one kind: what a GPU computes is not mixed with what a CPU does, when the last GPU is gone."""
         for _ in range(count):
-            actor = self.ray.remote(**wants, max_restarts=0)(_Worker).remote()
+            actor = self.ray.remote(**{f"num_{self.kind.lower()}s": 1}, max_restarts=0)(_Worker).remote()
             self.coming[actor.version.remote()] = actor
 
     def welcome(self, answer: Any) -> None:
@@ -107,15 +110,14 @@ class _Crew(Struct):
         if now - self.quiet_since < _PATIENCE_S:
             return False
         try:
-            _room(self.ray)
-        except (UnavailableError, self.ray.exceptions.RayError, OSError, RuntimeError) as error:
-            found = error.found if isinstance(error, UnavailableError) else _in_one_line(error)
+            found = None if self.ray.cluster_resources().get(self.kind) else "none"
+        except (self.ray.exceptions.RayError, OSError, RuntimeError) as error:
+            found = _in_one_line(error)
+        if found is not None:
             raise UnavailableError(
-                "no machine of the Ray cluster is left",
-                expected="a GPU or a CPU",
-                found=found,
+                "no machine of the Ray cluster is left", expected=f"one with a {self.kind}", found=found,
                 hint=_what_is_left(left),
-            ) from None
+            )  # fmt: skip
         return True
 
     def _look_for_the_head(self, left: int) -> None:
@@ -126,13 +128,15 @@ class _Crew(Struct):
         try:
             _knock(self.address)
         except OSError as error:
-            if now - self.heard_at > _HEAD_AWAY_S:
+            self.unheard += 1
+            # After a stall of this process itself the first knock tells nothing yet.
+            if self.unheard >= _KNOCKS and now - self.heard_at > _HEAD_AWAY_S:
                 raise UnavailableError(
                     "the head of the Ray cluster does not answer any more", expected=f"a cluster at {self.address}",
                     found=_in_one_line(error), hint=_what_is_left(left),
                 ) from None  # fmt: skip
         else:
-            self.heard_at = time.monotonic()
+            self.heard_at, self.unheard = time.monotonic(), 0
 
 
 def _what_is_left(units: int) -> str:
@@ -161,11 +165,13 @@ def work_on_ray(
     if not waiting:
         return
     ray = _connected(address)
-    crew, flights = _Crew(ray, address), dict[Any, _Flight]()
+    flights: dict[Any, _Flight] = {}
     tries: dict[str, int] = {}
     of_id = {unit.id: unit for unit in plan.units}
     try:
-        crew.hire(min(len(waiting), _room(ray)))
+        room, kind = _room(ray)
+        crew = _Crew(ray, address, kind)
+        crew.hire(min(len(waiting), room))
         while waiting or flights:
             while crew.idle and (unit := _next(folder, waiting, of_id)) is not None:
                 actor = crew.idle.pop()
@@ -182,7 +188,8 @@ def work_on_ray(
             ready, _ = ray.wait([*flights, *crew.coming], num_returns=1, timeout=_LOOK_S)
             if crew.look_round(is_at_work=bool(flights), left=len(waiting) + len(flights)):
                 on_event(Progress(done, total, "waiting for room on the cluster"))
-            for answer in dict.fromkeys([*ready, *_overdue(ray, flights, time_limit_s)]):
+            ended = _overdue(ray, flights, time_limit_s)
+            for answer in dict.fromkeys([*ready, *ended]):
                 if answer in crew.coming:
                     crew.welcome(answer)
                     continue
@@ -196,6 +203,8 @@ def work_on_ray(
                         if tries[unit.id] <= RETRIES:
                             waiting.append(unit)
                             continue
+                    elif answer in ended:
+                        crew.hire(1)  # its answer came while it was ended
                     else:
                         crew.idle.append(flight.actor)
                     keep(plan, folder, unit, document, error, took_s)
@@ -269,14 +278,16 @@ def _in_one_line(error: BaseException) -> str:
     return " ".join(str(error).split() or [repr(error)])[:200]
 
 
-def _room(ray: Any) -> int:
+def _room(ray: Any) -> tuple[int, str]:
+    """How many actors it has room for, and what each has one of."""
     resources = ray.cluster_resources()
-    count = int(resources.get("GPU", 0)) or int(resources.get("CPU", 0))
+    kind = "GPU" if int(resources.get("GPU", 0)) else "CPU"
+    count = int(resources.get(kind, 0))
     if not count:
         raise UnavailableError(
             "the Ray cluster has no room", expected="a GPU or a CPU", found="none", hint="ray status"
         )
-    return count
+    return count, kind
 
 
 class _Worker:
@@ -301,6 +312,9 @@ def _overdue(ray: Any, flights: dict[Any, _Flight], time_limit_s: float | None) 
     if time_limit_s is None:
         return []
     late = [answer for answer, one in flights.items() if time.monotonic() - one.began > time_limit_s]
+    if late:
+        # What has come by now is an answer, however late this process looks.
+        _, late = ray.wait(late, num_returns=len(late), timeout=0)
     for answer in late:
         ray.kill(flights[answer].actor)
     return late

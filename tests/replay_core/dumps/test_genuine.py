@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from replay_core import workbench
 from replay_core.dumps import open_run
-from replay_core.errors import ExitCode, NotADumpError, RldbgError
-from replay_core.export.outcome import exit_code
+from replay_core.errors import NotADumpError, RldbgError
 from replay_core.records import RecordKey
 from tests.builders import save_file, write_dump, write_nexrl
 from tests.fixtures import FIXTURES
@@ -44,15 +41,12 @@ def test_a_native_dump_opens_from_its_files_alone(tmp_path: Path):
     assert {(record.key, record.path) for record in open_run(dump).records} == with_index
 
 
-def test_a_record_the_index_lists_and_the_disk_has_not_is_one_that_cannot_be_read(tmp_path: Path):
+def test_a_record_the_index_lists_and_the_disk_has_not_is_a_problem(tmp_path: Path):
     dump = write_dump(tmp_path / "dump", {"forward_data": {"x": 1}, "loss": {"loss": 1.0}})
     next((dump / "loss").glob("*.pt")).unlink()
-    listed = workbench.open_dump(dump, headers=True)
-    assert (len(listed["records"]), listed["unreadable"]) == (2, 1)
-    assert "No such file" in listed["problems"][0]["what"]
-    assert exit_code(listed) == ExitCode.BAD_BYTES
-    # Two that lost the same file agree in what is left of them, which is no agreement of the dumps.
-    assert exit_code(workbench.compare_dumps(dump, shutil.copytree(dump, tmp_path / "other"))) == ExitCode.BAD_BYTES
+    opened = open_run(dump)
+    assert len(opened.records) == 1
+    assert "file is gone" in opened.problems[0].what
 
 
 def test_a_half_written_index_line_is_a_problem_and_loses_nothing(tmp_path: Path):

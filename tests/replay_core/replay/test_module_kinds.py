@@ -1,4 +1,4 @@
-"""What a module is said by its name and class; one that has a number in a list is what the list is called."""
+"""What a module is said by its name and class; of experts in a list each is one."""
 
 import pytest
 from torch import nn
@@ -23,8 +23,9 @@ class Block(nn.Module):
         ("layers.0", Block(), "other"),
         ("", Block(), "other"),
         ("experts.0", Block(), "router"),
-        ("attentions.11", Block(), "mixer"),
-        ("attentions.11.0", nn.Linear(2, 2), "other"),
+        ("layers.1.mlp.experts.3", Block(), "router"),
+        ("attention_blocks.11", Block(), "other"),
+        ("mamba_blocks.0", Block(), "other"),
     ],
 )
 def test_a_kind_is_that_of_the_name(name, module, kind):

@@ -251,6 +251,14 @@ class _Silent(_Inline):
         return [], asked
 
 
+def test_a_cluster_whose_last_gpu_is_gone_is_given_no_work_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray_module, "_PATIENCE_S", 0.0)
+    crew = on_ray_module._Crew(_Inline(), kind="GPU")
+    with pytest.raises(UnavailableError, match="no machine of the Ray cluster is left") as raised:
+        crew.look_round(is_at_work=False, left=3)
+    assert raised.value.expected == "one with a GPU"
+
+
 @pytest.mark.parametrize("room", [0.0, 2.0])
 def test_a_cluster_without_a_machine_is_told_from_one_without_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float
@@ -283,8 +291,10 @@ def test_a_cluster_whose_head_is_gone_is_left_before_ray_ends_this_process() -> 
     crew.look_round(is_at_work=True, left=3)  # it was asked for just now
     crew.asked_at -= on_ray_module._HEAD_EVERY_S + 1
     crew.look_round(is_at_work=True, left=3)  # and is away for no long time
-    crew.asked_at -= on_ray_module._HEAD_EVERY_S + 1
     crew.heard_at -= on_ray_module._HEAD_AWAY_S + 1
+    crew.asked_at -= on_ray_module._HEAD_EVERY_S + 1
+    crew.look_round(is_at_work=True, left=3)  # nor is it after this process stood still
+    crew.asked_at -= on_ray_module._HEAD_EVERY_S + 1
     with pytest.raises(UnavailableError, match="head of the Ray cluster") as raised:
         crew.look_round(is_at_work=True, left=3)
     assert raised.value.hint == "the same command does the 3 units that are left: what is done is kept"
