@@ -38,6 +38,8 @@ _NONE_RUN = (
 )
 #: Cells of a line before its settings, and the fewest these take.
 _BEFORE, _NAMED = 28, 24
+#: Lines of the answer below its first.
+_BELOW = 2
 #: Column -> cells it takes; what does not fit leaves from the right.
 _COLUMNS = (("load", 7), ("compile", 8), ("steady", 7), ("peak", 9), ("ran", 30))
 _TRUTH = {True: ("AGREES", "same"), False: ("DIFFERS", "first"), None: ("-", "muted")}
@@ -224,6 +226,9 @@ class MatrixScreen(Overlay):
             for toggles in smallest[:2]:
                 text.append(f"\n {what}: ", paint(self, "muted"))
                 text.append(fmt.flags(toggles) or "nothing: the baseline settings already do", paint(self, "strong"))
+        if text.plain.count("\n") < _BELOW and (cause := next((one["cause"] for one in off if one["cause"]), None)):
+            text.append(f"\n {cause['kind']}: ", paint(self, "missing"))
+            text.append(fmt.safe(cause["sentence"]))
         return text
 
     @on(Rows.Highlighted)
