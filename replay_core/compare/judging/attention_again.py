@@ -23,6 +23,7 @@ from replay_core.compare.judging.attention_made import (
     How,
     IntoAttention,
     Ints,
+    Merged,
     channels_of,
     fitted,
     made,
@@ -37,19 +38,32 @@ from replay_core.records import TensorRef
 
 #: What leaves more of the difference of a few rows, those that are furthest off, is not asked of all of a rank's.
 _FEW, _LITTLE = 4, 0.9
+#: How the outputs of chunks of keys may be merged instead, and what is said of it.
+_MERGED: dict[Merged, str] = {
+    "mean": "averaged, without the sums of exponentials that weigh them",
+    "sum": "added, without the sums of exponentials that weigh them",
+    "maxima": "weighed by exp of their largest score alone, where log-sum-exp is to weigh them",
+    "sums": "weighed by sums of exponentials that were not brought to a common largest score",
+    "reversed": "weighed by exp(-log-sum-exp): the wrong sign, or each by the other's",
+    "powers of two": "weighed by powers of two of their log-sum-exp, which is one of base e",
+    "sums below": "divided by sums of exponentials that were not brought to a common largest score",
+    "sums above": "not brought to a common largest score, as the sums that divide them are",
+    "not rescaled": "added one after the other, what was there not rescaled where a larger score came",
+}
 #: Samples whose attention is tried to be made again: of one with padding it is not.
 _MOST_SAMPLES = 2
 
 
 def of_seen_keys(
     what: str, whole: TensorRef, held: HeldByRanks, slices: Sequence[HeldByRanks], parted: Sequence[int],
-    through: tuple[Array, Array] | None,
+    through: tuple[Array, Array] | None, earlier: Sequence[HeldByRanks] = (),
 ) -> Fault | None:  # fmt: skip
     """Which keys the ranks whose tokens are off saw instead of those they should, or which positions they counted.
 
     held: attention's output [sample, position, hidden], or what its projection makes of it `through` a weight
     [out, hidden] and a bias [out], of which each rank has some positions; whole: the other run's. slices: what ranks
-    held alike with the other run just before. parted: the ranks whose tokens are off.
+    held alike with the other run just before; earlier: what went into attention of layers before. parted: the ranks
+    whose tokens are off.
 
     Raises:
         DumpError: the bytes of one cannot be read.
@@ -81,6 +95,8 @@ def of_seen_keys(
     else:
         return None
     cut, pattern = fit
+    of_tokens = [one for one in earlier if one.stretches == held.stretches and one.ranks == held.ranks]
+    before = list(given.of_layers_before(of_tokens, sample, cut))
     #: By kind: what each rank's tokens say of it.
     found: dict[str, dict[int, tuple[float, str]]] = {}
     asked: list[int] = []
@@ -93,7 +109,7 @@ def of_seen_keys(
         every = np.arange(len(rows))
         few = np.sort(np.argsort(-np.linalg.norm(off_QC, axis=1), kind="stable")[:_FEW])
         left_of = [_LeftUnexplained(cut, rows[those], usual, those, off_QC[those]) for those in (few, every)]
-        for kind, said, wrong in _tried(cut, held, own, rows, usual):
+        for kind, said, wrong in (*_tried(cut, held, own, rows, usual), *_of_stale(before, held, own, rows, usual)):
             if kind not in found and len(asked) > 1:
                 continue  # nothing that every rank has
             if left_of[0](wrong) > min(2 * CLEARLY * most_left, _LITTLE):
@@ -192,7 +208,8 @@ class _LeftUnexplained:
         self._right_QC = made(cut, rows, cut.heads, own, self._scores_HQS)
 
     def __call__(self, wrong: How) -> float:
-        known = self._scores_HQS if wrong.at_q is self._at and wrong.times == 1 else None
+        is_as_before = wrong.at_q is self._at and wrong.times == 1 and wrong.instead is None
+        known = self._scores_HQS if is_as_before else None
         own = replace(wrong, sees_QS=wrong.sees_QS[self._some])
         again_QC = made(self._cut, self._rows, self._cut.heads, own, known)
         left = np.linalg.norm(self._off_QC - (again_QC - self._right_QC))
@@ -265,11 +282,28 @@ def _tried(
         yield "scale", f"with scores {words}", replace(usual, times=times)
     for words, heads in _turned_heads(cut.q.shape[1], len(set(held.stretches))):
         yield "heads", f"with its heads in another order ({words})", replace(usual, order=heads)
-    for words, chunks in (("ranks'", own), ("chunks'", [places for _, places in pieces if places.size < rows.size])):
-        if chunks:
-            yield "merged", (
-                f"where the {words} outputs are averaged, without the sums of exponentials that weigh them"
-            ), replace(usual, chunks=chunks)  # fmt: skip
+    mine = held.ranks.index(next(rank for rank, one in zip(held.ranks, own, strict=True) if one is rows))
+    in_ring = [own[(mine - by) % len(own)] for by in range(len(own))]
+    for words, chunks in (
+        ("ranks'", in_ring),
+        ("chunks'", [places for _, places in pieces if places.size < rows.size]),
+    ):
+        for merged, weighed in _MERGED.items() if chunks else ():
+            yield "merged", f"where the {words} outputs are {weighed}", replace(usual, chunks=chunks, merged=merged)
+
+
+def _of_stale(
+    before: Sequence[tuple[str, Array, Array]], held: HeldByRanks, own: Sequence[Ints], rows: Ints, usual: How
+) -> Iterator[tuple[str, str, How]]:
+    """Keys and values of an earlier layer in the place of those that other ranks should have sent."""
+    for rank, places in zip(held.ranks, own, strict=True):
+        if places is rows or not usual.sees_QS[:, places].any():
+            continue
+        for layer, k_SHD, v_SHD in before:
+            words = (
+                f"with the keys and values of {layer} in the place of those of rank {rank}: stale, of a layer before"
+            )
+            yield "stale keys", words, replace(usual, instead=(places, k_SHD[places], v_SHD[places]))
 
 
 def _turned_heads(heads: int, ranks: int) -> Iterator[tuple[str, Ints]]:

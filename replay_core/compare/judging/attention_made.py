@@ -9,8 +9,10 @@ how scores are capped, which keys a token sees.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -19,19 +21,35 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.compare.judging.products import Array
+from replay_core.compare.judging.solving import solved
 from replay_core.compare.pairing.ranks import HeldByRanks, standing_for
+from replay_core.regexes import regex
+
+#: What weighs the output of each chunk of keys where all are merged, m being the largest score and l the sum of
+#: exp(score - m) of a chunk (right is l exp(m), Milakov and Gimelshein 2018): nothing (their mean, or their sum),
+#: exp(m), l, what it should by the wrong sign, or by powers of two; l exp(m) above or below the line alone, l there; or
+#: l exp(m) against the largest m so far, what was summed before left as it was.
+Merged = Literal[
+    "mean", "sum", "maxima", "sums", "reversed", "powers of two", "sums below", "sums above", "not rescaled"
+]
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 #: CPU seconds in which what makes attention is looked for, of one sample: where it takes longer, nothing known does.
 _SECONDS = 5.0
-#: Names of what goes into attention: as it is turned, before a norm, or all three in one.
-_QUERIES = ("q_norm.output", "q_layernorm.output", "q_proj.output")
-_KEYS = ("k_norm.output", "k_layernorm.output", "k_proj.output")
-_VALUES = ("v_proj.output",)
-_TOGETHER = ("qkv_proj.output", "query_key_value.output", "c_attn.output", "linear_qkv.output")
-INTO = _QUERIES + _KEYS + _VALUES + _TOGETHER
+#: Modules that make what goes into attention: what is turned, behind a norm or before it, and all three in one.
+_QUERIES = (
+    r"q_?(norm|layernorm|ln)|(norm|ln)_?q|query_(norm|layernorm)",
+    r"q(_?(proj|lin|linear|fc))?|(w|to|fc|lin|linear|proj)_?q|query(_proj)?|queries",
+)
+_KEYS = (
+    r"k_?(norm|layernorm|ln)|(norm|ln)_?k|key_(norm|layernorm)",
+    r"k(_?(proj|lin|linear|fc))?|(w|to|fc|lin|linear|proj)_?k|key(_proj)?|keys",
+)
+_VALUES = (r"v(_?(proj|lin|linear|fc))?|(w|to|fc|lin|linear|proj)_?v|value(_proj)?|values",)
+_TOGETHER = (r"qkv(_?(proj|lin|linear))?|(w|to|fc|lin|linear|proj|in|c|attn)_?qkv|query_key_value|c_attn|in_proj",)
+_INTO = regex(rf"(^|\.)({'|'.join(_QUERIES + _KEYS + _VALUES + _TOGETHER)})\.output$", re.IGNORECASE)
 
 #: How far what is made again may be from the other run's output, of its norm (weights may have been recorded after
 #: their step, which is in both of two that are made again, and not in what these differ by); and of what part no other
@@ -48,6 +66,7 @@ MOST, ROWS, _CHANNELS = 1 << 23, 48, 96
 _AT_ONCE = 1 << 16
 _MOST_OF_DOCUMENTS = 512
 BASES = (1e4, 5e5, 1e6, 1e5, 1e7)
+_LOG_BASES = np.linspace(2, 18, 65)
 _WIDTHS = (256, 192, 128, 96, 80, 64, 48, 40, 32, 24, 16, 12, 8, 6, 4)
 
 
@@ -76,7 +95,8 @@ class How(Struct, frozen=True):
     at_q, at_k: positions that queries and keys are turned by, None: not turned. times: scores are so many times what
     they should be. keys: which key and value stands in the place of each; zeros: keys that are 0, no_values: and their
     values; twice: keys that count twice among all. of_keys: which head of keys each head of queries looks at; order:
-    which head stands in the place of each. chunks: keys whose outputs are made apart and averaged.
+    which head stands in the place of each. instead: places, and the keys and values [place, head, d] that stand there.
+    chunks: keys whose outputs are made apart and merged as `merged` says.
     """
 
     sees_QS: Bools
@@ -92,7 +112,14 @@ class How(Struct, frozen=True):
     twice: Ints | None = None
     of_keys: Ints | None = None
     order: Ints | None = None
+    instead: tuple[Ints, Array, Array] | None = None
     chunks: Sequence[Ints] | None = None
+    merged: Merged = "mean"
+
+
+def goes_into(name: str) -> bool:
+    """Whether a tensor is called as what goes into attention is."""
+    return _INTO.search(name) is not None
 
 
 def channels_of(off_BSO: Array) -> Ints:
@@ -101,6 +128,9 @@ def channels_of(off_BSO: Array) -> Ints:
     some = np.linspace(0, count - 1, min(count, _CHANNELS)).astype(np.int64)
     worst = np.argsort(-np.abs(off_BSO).sum((0, 1)), kind="stable")[: _CHANNELS // 4]
     return np.unique(np.concatenate([some, worst]))
+
+
+_NUMBER = regex(r"(?<![^.])\d{1,6}(?![^.])")
 
 
 class IntoAttention:
@@ -116,18 +146,21 @@ class IntoAttention:
         self._arounds = (around, around.rpartition(".")[0]) if through is None else (around.rpartition(".")[0],)
         self._given = [one for one in given if one.ranks == held.ranks]
         self.heads_of: list[list[int]] = []
-        self._q, self._k, self._v, self._all = (self._of(names) for names in (_QUERIES, _KEYS, _VALUES, _TOGETHER))
+        self._q, self._k, self._v, self._all = (
+            self._of(names, self._given, self._arounds) for names in (_QUERIES, _KEYS, _VALUES, _TOGETHER)
+        )
 
     @property
     def are_known(self) -> bool:
         return self._all is not None or (self._q is not None and self._k is not None and self._v is not None)
 
-    def _of(self, endings: Sequence[str]) -> Array | None:
+    def _of(self, endings: Sequence[str], given: Sequence[HeldByRanks], arounds: Sequence[str]) -> Array | None:
         """[B, S, all] or [B, S, head, d]."""
         for ending in endings:
-            for one in reversed(self._given):
-                named = tuple(f"{around}.{ending}" for around in self._arounds if around)
-                if not f".{one.parts[0].name}".endswith(tuple(f".{name}" for name in named)):
+            for one in reversed(given):
+                around, _, own = one.parts[0].name.removesuffix(".output").rpartition(".")
+                is_there = any(f".{around}".endswith(f".{one}") for one in arounds if one)
+                if not is_there or not re.fullmatch(ending, own, re.IGNORECASE):
                     continue
                 laid = standing_for(one)
                 if not laid.is_readable or laid.numel > MOST or laid.shape[0] != self._tokens[0]:
@@ -145,6 +178,22 @@ class IntoAttention:
                     ]
                 return np.asarray(values)
         return None
+
+    def of_layers_before(
+        self, earlier: Sequence[HeldByRanks], sample: int, like: CutHeads
+    ) -> Iterator[tuple[str, Array, Array]]:
+        """Keys and values of layers before this one, nearest first: a layer's name, and both cut as this one's are."""
+        for around in self._arounds:
+            *_, last = (None, *_NUMBER.finditer(around))
+            for by in range(1, int(last.group()) + 1) if last is not None else ():
+                name = f"{around[: last.start()]}{int(last.group()) - by}{around[last.end() :]}" if last else ""
+                both = [self._of(names, earlier, (name,)) for names in (_KEYS, _VALUES)]
+                if all(one is not None for one in both):
+                    k_SHD, v_SHD = (
+                        one[sample, : len(like.k)].reshape(len(like.k), -1) for one in both if one is not None
+                    )
+                    if k_SHD.shape[1] == v_SHD.shape[1] == like.k[0].size:
+                        yield name, k_SHD.reshape(like.k.shape), v_SHD.reshape(like.v.shape)
 
     def target(self, there_SO: Array, length: int) -> Array:
         """What the heads of a sample's first tokens come to in the channels that are asked."""
@@ -249,7 +298,11 @@ def scores(cut: CutHeads, rows: Ints, heads: slice, how: How) -> Array:
     width = cut.q.shape[2]
     at_q = None if how.at_q is None else how.at_q[rows]
     q_HQD = _turned(cut.q[rows][:, heads], at_q, how.base, in_pairs=how.in_pairs).transpose(1, 0, 2)
-    k_HDS = _turned(cut.k, how.at_k, how.base, in_pairs=how.in_pairs).transpose(1, 2, 0)[_groups(cut, how)[heads]]
+    k_SHD = cut.k
+    if how.instead is not None:
+        k_SHD = k_SHD.copy()
+        k_SHD[how.instead[0]] = how.instead[1]
+    k_HDS = _turned(k_SHD, how.at_k, how.base, in_pairs=how.in_pairs).transpose(1, 2, 0)[_groups(cut, how)[heads]]
     scores_HQS = how.times * (q_HQD @ k_HDS) / math.sqrt(width)
     if how.zeros is not None:
         scores_HQS[:, :, how.zeros] = 0
@@ -264,7 +317,11 @@ def _groups(cut: CutHeads, how: How) -> Ints:
 
 
 def _values(cut: CutHeads, heads: slice, how: How) -> Array:
-    v_HSD = cut.v.transpose(1, 0, 2)[_groups(cut, how)[heads]]
+    v_SHD = cut.v
+    if how.instead is not None:
+        v_SHD = v_SHD.copy()
+        v_SHD[how.instead[0]] = how.instead[2]
+    v_HSD = v_SHD.transpose(1, 0, 2)[_groups(cut, how)[heads]]
     if how.zeros is not None and how.no_values:
         v_HSD = v_HSD.copy()
         v_HSD[:, how.zeros] = 0
@@ -287,17 +344,54 @@ def made(cut: CutHeads, rows: Ints, heads: slice, how: How, known_HQS: Array | N
     if how.twice is not None:
         scores_HQS = scores_HQS.copy()
         scores_HQS[:, :, how.twice] += math.log(2)
-    made_HQD: Array = np.zeros((len(scores_HQS), len(rows), values_HSD.shape[2]))
-    number_Q = np.zeros(len(rows))
-    for chunk in how.chunks or (slice(None),):
+    chunks = how.chunks or (slice(None),)
+    most_CHQ, sums_CHQ, made_CHQD = [], [], []
+    for chunk in chunks:
         own_HQS = np.where(how.sees_QS[:, chunk], scores_HQS[:, :, chunk], -np.inf)
         most_HQ1 = own_HQS.max(2, keepdims=True)
         own_HQS = np.exp(own_HQS - np.where(np.isfinite(most_HQ1), most_HQ1, 0.0))
-        own_HQS /= np.maximum(own_HQS.sum(2, keepdims=True), 1e-300)
-        made_HQD += own_HQS @ values_HSD[:, chunk]
-        number_Q += how.sees_QS[:, chunk].any(1)
-    made_HQD /= np.maximum(number_Q, 1)[:, None]
+        sums_HQ1 = own_HQS.sum(2, keepdims=True)
+        own_HQS /= np.maximum(sums_HQ1, 1e-300)
+        made_CHQD.append(own_HQS @ values_HSD[:, chunk])
+        most_CHQ.append(most_HQ1[:, :, 0])
+        sums_CHQ.append(sums_HQ1[:, :, 0])
+    made_HQD = made_CHQD[0]
+    if len(chunks) > 1:
+        made_HQD = _merged(np.array(made_CHQD), np.array(most_CHQ), np.array(sums_CHQ), how.merged)
     return _out(cut, heads, made_HQD if how.order is None else made_HQD[how.order])
+
+
+def _merged(made_CHQD: Array, most_CHQ: Array, sums_CHQ: Array, merged: Merged) -> Array:
+    """What is made of the outputs of chunks, whose largest scores (-inf: a token sees none) and sums are given."""
+    top_HQ = most_CHQ.max(0)
+    sees_CHQ = np.isfinite(most_CHQ)
+    below_CHQ = np.where(sees_CHQ, most_CHQ - np.where(np.isfinite(top_HQ), top_HQ, 0.0), 0.0)
+    logs_CHQ = below_CHQ + np.log(np.maximum(sums_CHQ, 1e-300))
+    right_CHQ = np.exp(logs_CHQ) * sees_CHQ
+    ones_CHQ, own_CHQ = sees_CHQ.astype(float), sums_CHQ * sees_CHQ
+    if merged in ("mean", "sum"):
+        above_CHQ, under_CHQ = ones_CHQ, ones_CHQ
+        if merged == "sum":
+            return np.asarray((above_CHQ[..., None] * made_CHQD).sum(0))
+    elif merged == "maxima":
+        above_CHQ = under_CHQ = np.exp(below_CHQ) * sees_CHQ
+    elif merged == "sums":
+        above_CHQ = under_CHQ = own_CHQ
+    elif merged == "reversed":
+        least_HQ = np.where(sees_CHQ, logs_CHQ, np.inf).min(0)
+        turned_CHQ = np.where(sees_CHQ, least_HQ - logs_CHQ, -np.inf)
+        above_CHQ = under_CHQ = np.exp(turned_CHQ)
+    elif merged == "powers of two":
+        above_CHQ = under_CHQ = np.exp2(logs_CHQ) * sees_CHQ
+    elif merged == "sums below":
+        above_CHQ, under_CHQ = right_CHQ, own_CHQ
+    elif merged == "sums above":
+        above_CHQ, under_CHQ = own_CHQ, right_CHQ
+    else:
+        so_far_CHQ = np.maximum.accumulate(most_CHQ, 0)
+        held_CHQ = np.where(sees_CHQ, most_CHQ - np.where(np.isfinite(so_far_CHQ), so_far_CHQ, 0.0), 0.0)
+        above_CHQ = under_CHQ = np.exp(held_CHQ) * own_CHQ
+    return np.asarray((above_CHQ[..., None] * made_CHQD).sum(0) / np.maximum(under_CHQ.sum(0), 1e-300)[..., None])
 
 
 def _by_starts(cut: CutHeads, row: int, heads: slice, scores_HS: Array, how: How) -> Array:
@@ -329,12 +423,14 @@ def fitted(there_SC: Array, cuts: Iterator[CutHeads]) -> tuple[CutHeads, SeenFro
     there_QC = there_SC[few]
     size = float(np.linalg.norm(there_QC))
     best: tuple[float, CutHeads] | None = None
+    possible: list[CutHeads] = []
     for cut in cuts:
         # The first token sees itself alone, whatever turns it.
         alone_C = _out(cut, cut.heads, _values(cut, cut.heads, normal(cut, few[:1], all_seen))[:, :1])
         first_C = there_SC[:1]
         if np.linalg.norm(alone_C - first_C) > 2 * NEAR * max(float(np.linalg.norm(first_C)), size / len(few) ** 0.5):
             continue
+        possible.append(cut)
         turns: list[tuple[float | None, bool]] = [(None, False)]
         turns += [(base, in_pairs) for base in BASES for in_pairs in (False, True) if cut.q.shape[2] % 2 == 0]
         for cap in (None, 50.0, 30.0, 20.0):
@@ -352,14 +448,45 @@ def fitted(there_SC: Array, cuts: Iterator[CutHeads]) -> tuple[CutHeads, SeenFro
                     best = left, one
         if best is not None and best[0] <= _SURE * size:
             break
-    if best is None:
+    known = best[1] if best is not None else _of_another_base(possible, few, there_QC, begun)
+    if known is None:
         return None
-    cut = best[1]
+    cut = known
     rows = asked(rows, np.zeros(length), most_rows(cut, length))
     there_QC = there_SC[rows]
     size = float(np.linalg.norm(there_QC))
     found = patterns(rows, off_by_starts(cut, rows, cut.heads, normal(cut, rows, all_seen), there_QC), length, size)
     return (cut, found[1]) if found is not None and found[0] <= NEAR * size else None
+
+
+def _of_another_base(possible: Sequence[CutHeads], few: Ints, there_QC: Array, begun: float) -> CutHeads | None:
+    """The cut of heads that makes these tokens again where they are turned by a base that is solved for."""
+    early, early_QC = few[1:3], there_QC[1:3]
+    if not early.size:
+        return None
+    most = int(early[-1]) + 1
+    for cut in possible:
+        for in_pairs in (False, True) if cut.q.shape[2] % 2 == 0 else ():
+
+            def turned(log: float, cut: CutHeads = cut, *, in_pairs: bool = in_pairs) -> CutHeads:
+                return replace(cut, base=math.exp(log), in_pairs=in_pairs)
+
+            def left_early(log: float) -> float:
+                own = turned(log)
+                short = replace(own, q=own.q[:most], k=own.k[:most], v=own.v[:most])
+                usual = normal(short, early, np.zeros(most, np.int64))
+                return float(np.linalg.norm(made(short, early, short.heads, usual) - early_QC))
+
+            log, left = solved(left_early, _LOG_BASES)
+            if time.thread_time() - begun > _SECONDS:
+                return None
+            if left > NEAR * float(np.linalg.norm(early_QC)):
+                continue
+            own = turned(log)
+            off = off_by_starts(own, few, own.heads, normal(own, few, np.zeros(len(own.q), np.int64)), there_QC)
+            if float(np.linalg.norm([row.min() for row in off])) <= _SURE * float(np.linalg.norm(there_QC)):
+                return own
+    return None
 
 
 def _makes_early_tokens(cut: CutHeads, few: Ints, there_QC: Array) -> bool:

@@ -92,6 +92,8 @@ def otherwise(
     if through is not None and (through[0].shape[0] != whole.shape[2] or through[1].shape != whole.shape[2:]):
         return None
     there_BSO, here_BSO = (pages.array(ref).astype(np.float64) for ref in (whole, laid))
+    if (summed_BSO := _nearer_sum(held, there_BSO)) is not None:
+        here_BSO = summed_BSO
     if not np.isfinite(there_BSO).all() or not np.isfinite(here_BSO).all():
         return None
     raw = IntoAttention(what, held, given, whole.shape[:2], through, channels_of(here_BSO - there_BSO), whole.shape[2])
@@ -126,6 +128,20 @@ def otherwise(
         f"{what}: attention{of_heads} on {whose(ranks)} is what the recorded queries, keys and values make {said} "
         "(made again from them; the other run's is made again without)",
     )  # fmt: skip
+
+
+def _nearer_sum(held: HeldByRanks, there_BSO: Array) -> Array | None:
+    """What ranks hold added up, where that is nearer to the other run's than what any of them holds: a part each, of
+    its own heads, recorded before the sum.
+    """
+    if held.is_cut or len(held.ranks) < 2 or len({ref.shape for ref in held.parts}) > 1:
+        return None
+    if not all(ref.is_readable for ref in held.parts):
+        return None
+    parts = [pages.array(ref).astype(np.float64) for ref in held.parts]
+    total_BSO = np.asarray(sum(parts))
+    apart = float(np.linalg.norm(total_BSO - there_BSO))
+    return total_BSO if all(apart < float(np.linalg.norm(one - there_BSO)) for one in parts) else None
 
 
 def _supposed(

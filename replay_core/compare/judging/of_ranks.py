@@ -20,6 +20,7 @@ from replay_core.compare.judging import (
     attention_made,
     attention_otherwise,
     contributions,
+    experts_returned,
     first_tokens,
     flat_slices,
     key_order,
@@ -83,7 +84,8 @@ _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
 #: What is normalised over samples.
 _ADVANTAGES = ("advantages", "returns")
 _OF_EXPERT = regex(r"\.experts?\.")
-_EXPERTS_OUTPUT = regex(r"\.experts?\.\d{1,9}\.output$")
+#: One of a list of modules within a layer, whatever it is called: an expert, where ranks have other ones of it each.
+_ONE_OF_LIST = regex(r"(?<=\.)\w+\.\d{1,9}\.output$")
 
 
 class OfRanks:
@@ -120,7 +122,7 @@ class OfRanks:
         self._slices: dict[Any, list[HeldByRanks]] = defaultdict(list)
         #: Of a micro-batch: the outputs of layers whose experts are each on some of the ranks; of each what its experts
         #: put out, and whose they are.
-        self._of_experts: dict[Any, dict[str, list[tuple[int, TensorRef]]]] = defaultdict(lambda: defaultdict(list))
+        self._of_experts: dict[Any, dict[str, list[tuple[int, TensorRef]]]] = defaultdict(dict)
         #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
         self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
         #: Of a step: weights whose gradient is off; and the first activation that is off, in whatever way, with what
@@ -358,6 +360,8 @@ class OfRanks:
         if kind == "ids" and row.name != "input_ids":
             fault = contributions.labels_at_the_ends(row.name, whole, held) or fault
             fault = fault or own_rows.of_ids(row.name, whole, held, found.parted)
+            if fault is None and row.verdict.diverges:
+                fault = own_rows.in_another_turn(row.name, whole, held, together.ranks)
         if row.name in _ADVANTAGES and (fault is None or fault.kind == "apart"):
             fault = own_rows.normalised_apart(row.name, whole, held, found.parted) or fault
         if kind == "loss" and fault is None and not held.is_cut and not whole.shape:
@@ -660,15 +664,22 @@ class OfRanks:
         if row.name in self._of_experts[row.place[:2]] and row.ranks is not None:
             experts = self._of_experts[row.place[:2]][row.name]
             # Tokens that one rank's experts turned away are 0 as well, also on that rank.
-            return contributions.weighed_otherwise(row.name, whole, laid, experts) or contributions.of_own_experts(
-                row.name, whole, held
+            fault = (
+                contributions.weighed_otherwise(row.name, whole, laid, experts)
+                or contributions.of_own_experts(row.name, whole, held)
+                or experts_returned.of_returned(row.name, whole, laid, held, experts)
             )
+            if fault is not None:
+                return fault
         parted = row.ranks.parted if row.ranks is not None else ()
         slices = reversed(self._slices[row.place[:2]])
         found = (key_order.of_one_key(row.name, held, one, parted) for one in slices)
         if (fault := next((fault for fault in found if fault is not None), None)) is not None:
             return fault
-        return attention_again.of_seen_keys(row.name, whole, held, self._slices[row.place[:2]], parted, None)
+        place = row.place[:2]
+        return attention_again.of_seen_keys(
+            row.name, whole, held, self._slices[place], parted, None, self._into_attention[place]
+        )
 
     def _explain_first_sum(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is the output of this weight, and not the sum it should be
@@ -697,8 +708,9 @@ class OfRanks:
                 fault = next((one for one in of_one if one is not None), None)
                 if fault is None and (first.ranks.fault is None or first.ranks.fault.kind == "apart"):
                     fault = attention_again.of_seen_keys(
-                        first.name, whole, output, slices, first.ranks.parted, (weight, added)
-                    )
+                        first.name, whole, output, slices, first.ranks.parted, (weight, added),
+                        self._attended.get(row.key.step, ()),
+                    )  # fmt: skip
             if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
                 of_groups = [
                     row_parallel.beside_its_bias(first.name, slice_, own, held.parts[0])
@@ -1061,9 +1073,14 @@ class OfRanks:
         if not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
             return
         if (found := _OF_EXPERT.search(row.name)) is not None and len(held.ranks) < len(together.ranks):
-            experts = self._of_experts[row.place[:2]][f"{row.name[: found.start()]}.output"]
-            if _EXPERTS_OUTPUT.search(row.name) and len(held.ranks) == 1 and held.parts[0].is_readable:
-                experts.append((held.ranks[0], held.parts[0]))
+            self._of_experts[row.place[:2]].setdefault(f"{row.name[: found.start()]}.output", [])
+        is_of_some = len(held.ranks) == 1 < len(together.ranks) and held.parts[0].is_readable
+        if is_of_some and (found := _ONE_OF_LIST.search(row.name)) is not None:
+            around = row.name[: found.start() - 1]
+            if _OF_EXPERT.search(row.name) or (_NUMBER.search(around) and len(held.parts[0].shape) == 2):
+                self._of_experts[row.place[:2]].setdefault(f"{around}.output", []).append(
+                    (held.ranks[0], held.parts[0])
+                )
         if held.is_cut and together.shares in ("samples", "tokens") and held.axis in (0, 1):
             self._inputs[row.key.step][row.name.rpartition(".output")[0].rpartition(".")[0]].append(held)
 
@@ -1162,7 +1179,7 @@ class OfRanks:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
-        if row.name.endswith(attention_made.INTO) and not row.verdict.diverges and not row.name.startswith("grad."):
+        if attention_made.goes_into(row.name) and not row.verdict.diverges and not row.name.startswith("grad."):
             self._into_attention[place] = [*self._into_attention[place][1 - _KEPT :], held]
         if held.is_cut and naming.is_module_tensor(row.name) and not row.verdict.diverges:
             self._slices[place] = [*self._slices[place][1 - _KEPT :], held]

@@ -190,6 +190,24 @@ def of_ids(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]
     )  # fmt: skip
 
 
+def in_another_turn(what: str, whole: TensorRef, held: HeldByRanks, every: Sequence[int]) -> Fault | None:
+    """Of a number for every token [sample, position] that some of the ranks alone have (the last stage of a pipeline),
+    and that is off where samples are paired by their tokens: whether it stands as the other run's do, so that the
+    samples themselves stand otherwise on the ranks before.
+    """
+    others = [rank for rank in every if rank not in held.ranks]
+    if len(whole.shape) != 2 or whole.shape[0] < 2 or not others or not _are_asked(whole, held, held.ranks):
+        return None
+    if not all(np.array_equal(own.here, own.there) for own in _each(whole, held, held.ranks)):
+        return None
+    return Fault(
+        "micro-batches order", tuple(every),
+        f"{what} on {whose(held.ranks)} stand sample by sample as the other run's do, while the tokens on "
+        f"{whose(others)} stand in another order: the stages go through the micro-batches in another order each, and "
+        "what is handed on meets another micro-batch's",
+    )  # fmt: skip
+
+
 def normalised_apart(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
     """Of advantages, of whose samples each rank has some: whether a rank's are the other run's times one factor plus
     one constant of its own, which its own mean and deviation make.
