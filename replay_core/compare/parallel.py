@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: A weight is far off where it is by so many times what any other is, of so many at least; and how near factors of
 #: several ranks are that are one.
 _FAR, _FEWEST_WEIGHTS, _ONE_FACTOR = 8.0, 4, 0.02
+#: Less than this times the other run's, in the direction of it, is no copy that moved away.
+_UNLIKE = 0.2
 
 
 class Found(Struct):
@@ -105,10 +107,13 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
             fault = Fault(one.astray.kind, one.astray.ranks, one.astray.sentence)
             by_kind.setdefault((fault.kind, fault.ranks), Found(fault, one.astray.name, one.step, 0))
     alone: list[tuple[TensorVerdict, Fault]] = []
+    off_weights = {row.name for row in rows if row.name.startswith("param.") and row.verdict.diverges}
     for row in rows:
         if row.ranks is None or row.ranks.fault is None:
             continue
         fault = row.ranks.fault
+        if fault.kind == "own constant" and f"param.{naming.module_of(row.name)}.bias" in off_weights:
+            continue  # what is off is recorded itself
         if row.ranks.relation == "one" and fault.factor is not None:
             alone.append((row, fault))
             continue
@@ -133,8 +138,11 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         # Nor is what a later step computes a cause: of that step are only the inputs, which no weights make.
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
-    if not kept and (of_one := _of_one_weight(rows) or _far_off(rows)) is not None:
-        kept = [of_one]
+    if (
+        all(one.fault.kind == "apart" for one in kept)
+        and (of_one := _of_one_weight(rows) or _far_off(rows)) is not None
+    ):
+        kept = [of_one, *kept]
     return sorted(
         kept,
         key=lambda one: -_is_no_step(one, rows) or (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)),
@@ -242,6 +250,8 @@ def _far_off(rows: Sequence[TensorVerdict]) -> Found | None:
     assert row.ranks is not None
     factors = [row.ranks.off[rank][1] for rank in ranks]
     near = "" if max(factors) - min(factors) > _ONE_FACTOR else f", about {factors[0]:.2g} times the other run's"
+    if max(map(abs, factors)) < _UNLIKE:
+        near = " and is nothing like it (as drawn with another seed)"
     others = f"the step leaves all others off by {rest:.2g} at most" if rest else "all others are the other run's"
     fault = Fault(
         "weight alone", ranks,

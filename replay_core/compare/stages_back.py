@@ -13,6 +13,7 @@ gradients of such a layer agree and those of all before it do not, its forward b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 _FEWEST = 3
 #: Gradients of one stage that are all off by one factor are another matter.
 _ONE_FACTOR = 1e-2
+#: What is off by a factor alone is off by no more than this part besides.
+_ALL_OF_IT = 1e-4
 #: Of the gradients before a layer, so many are off where what flows back from it is.
 _MOSTLY = 0.9
 #: Beside a layer that is off, so many that feed the same as it agree.
 _FEWEST_BESIDE = 2
+_NORM = regex(r"norm|(?:[._]|^)ln(?:[._\d]|$)", re.IGNORECASE)
 _ROUTER = regex(r"(?:^|\.)(?:gate|router|wg|gate_proj_router|router\.classifier)\.weight$")
 _LAYER = regex(r"(?:grad|param)\.(?:\w+\.)*?(?:layers|h|blocks)\.(\d{1,6})\.")
 
@@ -86,8 +90,9 @@ def went_back_otherwise(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVer
         Fault(
             "went back otherwise", stage,
             f"all {len(off)} gradients of {whose(stage)}'s stage are others, from its last layer on, while its forward "
-            "and the gradients of the stages behind it agree: it went back with another gradient than it was sent, or "
-            "at another time (another micro-batch's, a stale one of the micro-batch or step before), or without some "
+            f"and the gradients of the stages behind it ({whose(_ranks(behind[-1]))}) agree: it was handed back "
+            "another gradient than that of what it had put out, or went back with another than it was sent, or at "
+            "another time (another micro-batch's, a stale one of the micro-batch or step before), or without some "
             "micro-batch's",
         ),
         off[0], len(off),
@@ -100,31 +105,51 @@ def went_back_in_parts(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerd
 
     rows: in order of computation, those that agree too.
     """
-    first = next((row for row in rows if row.verdict.diverges), None)
-    if first is None or not _is_of_a_stage(first) or "norm" not in naming.module_of(first.name):
+    started = next((row for row in rows if row.verdict.diverges), None)
+    if started is None or not _is_of_a_stage(started):
         return None
-    own = [row for row in rows if row.key.step == first.key.step]
+    own = [row for row in rows if row.key.step == started.key.step]
     if any(row.verdict.diverges and not _is_of_the_backward(row) for row in own):
         return None
     gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
-    at = gradients.index(first)
-    fed = gradients[at - 1] if at else None
+    factor = _factor(started)
+    off = [row for row in gradients if row.verdict.diverges and not _is_times(row, factor)]
+    at = gradients.index(off[0]) if off else 0
+    first, fed = gradients[at], gradients[at - 1] if at else None
     ranks = _ranks(first)
     if fed is None or fed.ranks is None or fed.ranks.relation != "slices" or fed.ranks.axis != 0 or len(ranks) < 2:
         return None
-    off = [row for row in gradients[at:] if row.verdict.diverges]
+    if _NORM.search(first.name) is None:
+        return None
     if fed.ranks.ranks != ranks or len(off) < _FEWEST or len(off) < _MOSTLY * len(gradients[at:]):
         return None
     layer, norm = (row.name.removeprefix("grad.").rpartition(".")[0] for row in (fed, first))
+    # Clipped by the norm of them all, those that are right are off by one factor.
+    scaled = "" if factor is None else f" (b's are {factor:.4g} times a's: clipped by the norm that the rest makes)"
     return (
         Fault(
             "went back in parts", ranks,
-            f"the gradients of {layer} and of all behind it agree, and so does the forward; from {norm} on, which "
-            f"feeds it, all {len(off)} are others: what flows back from its slices on {whose(ranks)} is not summed as "
-            "it is to be over these ranks (each goes on with its own part, or some part is lost or added twice)",
+            f"the gradients of {layer} and of all behind it agree{scaled}, and so does the forward; from {norm} on, "
+            f"which feeds it, all {len(off)} are others: what flows back from its slices on {whose(ranks)} is not "
+            "summed as it is to be over these ranks (each goes on with its own part, or some part is lost or added "
+            "twice)",
         ),
         first, len(off),
     )  # fmt: skip
+
+
+def _factor(row: TensorVerdict) -> float | None:
+    """What a's is of b's, where one factor is all that is between the two."""
+    if row.figures is None or not row.verdict.diverges:
+        return None
+    total = row.figures.total
+    is_all = total.rel_l2 <= abs(total.gain) * (1 + _ALL_OF_IT)
+    return 1 + total.gain if is_all else None
+
+
+def _is_times(row: TensorVerdict, factor: float | None) -> bool:
+    own = _factor(row) if factor is not None else None
+    return own is not None and factor is not None and abs(own - factor) <= _ONE_FACTOR * abs(factor - 1)
 
 
 def lost_beside_its_siblings(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdict, int] | None:
@@ -145,7 +170,9 @@ def lost_beside_its_siblings(rows: Sequence[TensorVerdict]) -> tuple[Fault, Tens
     gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
     layer = first.name.removeprefix("grad.").rpartition(".")[0]
     around = layer.rpartition(".")[0]
-    beside = [row for row in gradients if around and row.name.startswith(f"grad.{around}.")]
+    if not around:
+        return None
+    beside = [row for row in gradients if row.name.startswith(f"grad.{around}.")]
     weights = {row.name.removeprefix("grad.").rpartition(".")[0]: row for row in beside if row.name.endswith(".weight")}
     off = [name for name, row in weights.items() if row.verdict.diverges]
     last = max(gradients.index(row) for row in beside)

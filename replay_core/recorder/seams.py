@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 #: Given to a listener of calls: module, positional arguments, keyword arguments, output.
@@ -162,6 +162,36 @@ def trained_by(loss: Any, roots: Mapping[Any, str], roles: list[str]) -> str | N
         found.add(owner.get(id(getattr(node, "variable", None))))
         waiting += [inner for inner, _ in node.next_functions]
     return next((role for role in roles if role in found), roles[-1])
+
+
+#: Nodes of a loss's graph that are looked at, before its call is unknown.
+_MOST_NODES = 10_000
+
+
+def sequence_numbers(tensors: Iterable[Any]) -> frozenset[int]:
+    """The numbers of the autograd nodes that made these tensors: later nodes of a thread have larger ones. A number
+    keeps no graph alive, as a node does.
+    """
+    nodes = (getattr(tensor, "grad_fn", None) for tensor in tensors)
+    return frozenset(int(node._sequence_nr()) for node in nodes if node is not None and hasattr(node, "_sequence_nr"))
+
+
+def made_from(loss: Any, calls: Mapping[int, frozenset[int]]) -> int | None:
+    """Which one of several calls a loss was made from, by the numbers of what each put out; None where that is none of
+    them, or several.
+    """
+    made = {number: call for call, numbers in calls.items() for number in numbers}
+    waiting, seen, found = [loss.grad_fn], set[Any](), set[int]()
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        if node is None or node in seen or not hasattr(node, "_sequence_nr"):
+            continue
+        seen.add(node)
+        if (call := made.get(int(node._sequence_nr()))) is not None:
+            found.add(call)
+        elif int(node._sequence_nr()) > min(made, default=0):
+            waiting += [inner for inner, _ in node.next_functions]
+    return found.pop() if len(found) == 1 else None
 
 
 def _compiling(torch: Any) -> Callable[[], bool]:

@@ -144,9 +144,11 @@ class _Watch:
         self._prompts: Any = None
         self._trains_on_samples = False
         self._minibatch = 0
-        #: Of each role: its calls, its last call with gradients, the micro-batches that have a loss.
+        #: Of each role: its calls, its last call with gradients, the calls with gradients and what they put out (the
+        #: numbers of autograd's nodes), the micro-batches that have a loss.
         self._calls_of: Counter[str] = Counter()
         self._graded: dict[str, int] = {}
+        self._put_out: dict[str, dict[int, frozenset[int]]] = {}
         self._lost_of: dict[str, set[int]] = {}
         self._number = self._calls = 0
         self._ended = False
@@ -329,6 +331,8 @@ class _Watch:
             given["completion_mask"] = self._completions
         if torch.is_grad_enabled():
             self._graded[role] = micro
+            every = (value for _, value in hooks.tensors_of("forward.output", output))
+            self._put_out.setdefault(role, {})[micro] = seams.sequence_numbers(every)
             if role == "actor":
                 self._train_on(given)
             self._keep_weights(module, role, step)
@@ -530,6 +534,7 @@ class _Watch:
                 self._clipped,
                 self._calls_of,
                 self._graded,
+                self._put_out,
                 self._lost_of,
             ):
                 known.clear()
@@ -554,9 +559,13 @@ class _Watch:
         self._seen["losses"] += 1
         if self._likelihood is not None:
             self._began, self._likelihood = (loss.detach(), self._likelihood), None
-        # Two losses after one call have a number each.
+        # Two losses after one call have a number each. Where a pipeline calls for all micro-batches before it goes back
+        # (GPipe), each loss is of the call it was made from.
         known = self._lost_of.setdefault(role, set())
         micro = self._graded.get(role, 0)
+        waiting = {call: of for call, of in self._put_out.get(role, {}).items() if call not in known}
+        if len(waiting) > 1 and (made_from := seams.made_from(loss, waiting)) is not None:
+            micro = made_from
         micro = micro if micro not in known else max(*known, self._calls_of[role] - 1) + 1
         known.add(micro)
         self._calls_of[role] = max(self._calls_of[role], micro + 1)

@@ -43,6 +43,8 @@ _MOST_TOKENS = 4096
 _EACH = 16
 #: What rounding leaves of the gradient of a key's bias, times eps of its row of the weight's (`bias_noise.py`).
 _CANCELS = 1e3
+#: To so little of its size a few numbers' sum is another number by no chance.
+_SURELY = 1e-5
 #: Fewer elements add up, and have zeros at the same places, by chance.
 _FEWEST = 8
 #: How far one product of halves may be from that of float32, of its norm.
@@ -98,7 +100,7 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
     if held.is_cut:
         _slices(found, name, whole, held)
     elif all(ref.shape == whole.shape for ref in held.parts):
-        _wholes(found, what, whole, held, together.samples)
+        _wholes(found, what, whole, held, together.samples, is_gradient=name.startswith("grad."))
         if name.startswith("grad.") and found.fault is None and found.parted == held.ranks and are_alike(held.parts):
             found.factors = _of_shards(whole, held) or found.factors
     return found
@@ -302,7 +304,7 @@ def by_micros(name: str, found: Ranked, micros: int) -> Fault | None:
 # ---- tensors that every rank holds whole
 
 
-def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, samples: int) -> None:
+def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, samples: int, *, is_gradient: bool) -> None:
     """samples: how many groups of ranks have samples of their own."""
     ranks, count = held.ranks, len(held.ranks)
     products = products_of([whole, *held.parts])
@@ -352,7 +354,8 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
             continue  # one of several numbers may be near by chance
         found.relation = "mean" if times > 1 else "parts"
         found.summands, found.times = tuple(number - 1 for number in weights), times
-        if not enough:
+        # Of a loss each rank may have a part by right; a parameter's gradient is to be one.
+        if not enough and not (is_gradient and left <= _SURELY * size and left <= _LEFT * nearest):
             return
         if weights is first_of and times == 1 and len(classes) < count:
             groups = "; ".join(named(ranks[number - 1] for number in members) for members in classes)

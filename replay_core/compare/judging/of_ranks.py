@@ -382,6 +382,9 @@ class OfRanks:
             fault = contributions.other_tokens_count(row.name, whole, held) or fault
         if kind == "activation" and (fault is None or fault.kind == "apart"):
             fault = algebra.rounded_on_some(row.name, whole, held) or fault
+            first, _ = self._first_off.get(row.key.step, (None, None))
+            if first is None or naming.module_of(first.name) == naming.module_of(row.name):
+                fault = own_rows.own_constant(row.name, whole, held, found.parted) or fault
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, found.parted) or fault
         before = self._gradients.get((row.key.role, row.name))

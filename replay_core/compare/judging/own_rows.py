@@ -190,6 +190,30 @@ def of_ids(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]
     )  # fmt: skip
 
 
+def own_constant(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
+    """Whether all that ranks have otherwise of an output [..., H] is a number of each channel, the same for every
+    token: a bias or a buffer of their own, as a router's that balances its experts.
+    """
+    if len(whole.shape) < 2 or held.axis == len(whole.shape) - 1 or not 0 < len(parted) < len(held.ranks):
+        return None
+    if not _are_asked(whole, held, parted):
+        return None
+    for own in _each(whole, held, parted):
+        if own.here.shape != own.there.shape or not np.isfinite(own.here).all():
+            return None
+        off_NH = (own.here - own.there).reshape(-1, whole.shape[-1])
+        off_NH = off_NH[own.there.reshape(off_NH.shape).any(1)]
+        size = float(np.linalg.norm(off_NH))
+        if len(off_NH) < _FEWEST or not size or np.linalg.norm(off_NH - off_NH.mean(0)) > _LEFT * size:
+            return None
+    return Fault(
+        "own constant", tuple(parted),
+        f"{what} on {whose(parted)} is the other run's plus a number of each channel, the same for every token: it is "
+        f"made there with a bias or buffer of {whose(parted)} alone (one that counts a rank's own tokens, as a router's "
+        "balance, and is not brought together over ranks)",
+    )  # fmt: skip
+
+
 def in_another_turn(what: str, whole: TensorRef, held: HeldByRanks, every: Sequence[int]) -> Fault | None:
     """Of a number for every token [sample, position] that some of the ranks alone have (the last stage of a pipeline),
     and that is off where samples are paired by their tokens: whether it stands as the other run's do, so that the

@@ -51,7 +51,7 @@ class Side(Struct):
     #: The micro-batches that were laid together here, in turn; none where it is of one.
     micros: tuple[int, ...] = ()
     #: Name, or the ends of names asked for -> the tensors, of the `tensors` that these were looked up in.
-    _found: dict[str | tuple[str, ...], list[tuple[Record, TensorRef]]] = field(default_factory=dict)
+    _found: dict[Any, list[tuple[Record, TensorRef]]] = field(default_factory=dict)
     _found_in: tuple[int, int] = (0, 0)
 
     def load(self) -> None:
@@ -176,7 +176,14 @@ class Side(Struct):
             found[ends] = [held for (name, _), held in self.tensors.items() if name.endswith(ends)]
         return found[ends]
 
-    def _lookup(self) -> dict[str | tuple[str, ...], list[tuple[Record, TensorRef]]]:
+    def shaped(self, shape: tuple[int, ...]) -> list[tuple[Record, TensorRef]]:
+        """The tensors of a shape."""
+        found = self._lookup()
+        if ("shape", shape) not in found:
+            found["shape", shape] = [held for held in self.tensors.values() if held[1].shape == shape]
+        return found["shape", shape]
+
+    def _lookup(self) -> dict[Any, list[tuple[Record, TensorRef]]]:
         """Made once: every one of ten thousand tensors without a counterpart is looked for by its name."""
         if self._found_in != (id(self.tensors), len(self.tensors)):
             self._found, self._found_in = {}, (id(self.tensors), len(self.tensors))

@@ -21,6 +21,8 @@ OF_LAYER = regex(r"^((?:[\w.]{1,200}\.)?(?:layers|layer|h|blocks|block)\.)(\d{1,
 _OUTPUT = regex(r"^(.+)\.output(?:\.0)?$")
 _INPUT = regex(r"^(.+)\.inputs\.\w+$")
 _RETURNED = "forward.output."
+#: What a model returns that returns one tensor: its logits, and on a stage that is not the last what it hands on.
+_BARE = ("forward.output", "modules")
 #: What a model returns as one of several that are numbered (its hidden states).
 _NUMBERED = regex(r"^(forward\.output\.(?:[\w.]{1,200}\.)?)(\d{1,5})$")
 
@@ -71,6 +73,7 @@ def handed_over(ranks: Mapping[int, Side], whole: Side) -> HandedOver:
             for place, (_, ref) in ranks[rank].tensors.items():
                 if layers.last < highest and (
                     _is_returned_by_body(place, ref, ranks[rank], layers)
+                    or (place == _BARE and is_of_tokens(ref))
                     or (place not in whole.tensors and _is_returned_by_stage(place, ref))
                 ):
                     own, next_one = f"{layers.head}{layers.last}.output", f"{layers.head}{layers.last + 1}.inputs.0"

@@ -15,7 +15,10 @@ from replay_core.compare.pairing.dims import Stretch
 Places = tuple[tuple[Stretch, ...], ...]
 
 #: Tensors with an axis of the vocabulary.
-_VOCABULARY = re.compile(r"(?:^|\.)(?:wte|lm_head|output_layer|logits|\w*embed\w*|tok_\w+|word_\w+)(?:\.|$)")
+_VOCABULARY = re.compile(
+    r"(?:^|\.)(?:wte|lm_\w+|output_layer|\w*logits|\w*embed\w*|\w*vocab\w*|tok|tok_\w+|word_\w+)(?:\.|$)"
+    r"|(?:^|\.)head\.(?:weight|bias|output)$|^(?:grad\.|param\.)?output\.(?:weight|bias|output)$|^forward\.output$"
+)
 
 
 def places_of(ranks: int, length: int, total: int, name: str) -> Iterator[list[Stretch]]:
