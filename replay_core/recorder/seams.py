@@ -181,6 +181,8 @@ def made_from(loss: Any, calls: Mapping[int, frozenset[int]]) -> int | None:
     them, or several.
     """
     made = {number: call for call, numbers in calls.items() for number in numbers}
+    if not made:
+        return None
     waiting, seen, found = [loss.grad_fn], set[Any](), set[int]()
     while waiting and len(seen) < _MOST_NODES:
         node = waiting.pop()
@@ -189,7 +191,7 @@ def made_from(loss: Any, calls: Mapping[int, frozenset[int]]) -> int | None:
         seen.add(node)
         if (call := made.get(int(node._sequence_nr()))) is not None:
             found.add(call)
-        elif int(node._sequence_nr()) > min(made, default=0):
+        elif int(node._sequence_nr()) > min(made):
             waiting += [inner for inner, _ in node.next_functions]
     return found.pop() if len(found) == 1 else None
 

@@ -564,7 +564,7 @@ class _Watch:
         known = self._lost_of.setdefault(role, set())
         micro = self._graded.get(role, 0)
         waiting = {call: of for call, of in self._put_out.get(role, {}).items() if call not in known}
-        if len(waiting) > 1 and (made_from := seams.made_from(loss, waiting)) is not None:
+        if (len(waiting) > 1 or micro in known) and (made_from := seams.made_from(loss, waiting)) is not None:
             micro = made_from
         micro = micro if micro not in known else max(*known, self._calls_of[role] - 1) + 1
         known.add(micro)

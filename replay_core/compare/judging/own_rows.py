@@ -209,8 +209,8 @@ def own_constant(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequenc
     return Fault(
         "own constant", tuple(parted),
         f"{what} on {whose(parted)} is the other run's plus a number of each channel, the same for every token: it is "
-        f"made there with a bias or buffer of {whose(parted)} alone (one that counts a rank's own tokens, as a router's "
-        "balance, and is not brought together over ranks)",
+        f"made there with a bias or buffer of {whose(parted)} alone (one that counts a rank's own tokens, as a "
+        "router's balance, and is not brought together over ranks)",
     )  # fmt: skip
 
 

@@ -69,6 +69,20 @@ def test_a_layer_whose_parts_are_not_summed_in_the_backward_is_named(from_layer:
     assert told(tmp_path, step(WHOLE), *ranks)[0] == expected
 
 
+@pytest.mark.parametrize("apart", [0.0, 0.01])
+def test_what_a_layer_hands_back_in_parts_is_named_where_all_is_clipped_by_its_norm(
+    apart: float, tmp_path: Path
+) -> None:
+    """The head's own gradient is off by one factor alone; with more than that it is off itself."""
+    wrong = {**others(NAMES[:6]), "lm_head": 1.25 * (WHOLE["lm_head"] + apart * random(12, 8, seed=77))}
+    ranks = [
+        step({name: values.chunk(2)[rank] if name == "lm_head" else values for name, values in wrong.items()})
+        for rank in (0, 1)
+    ]
+    expected = set() if apart else {("went back in parts", (0, 1))}
+    assert {one for one in told(tmp_path, step(WHOLE), *ranks)[0] if one[0] == "went back in parts"} == expected
+
+
 def test_a_layer_that_two_stages_have_is_named(tmp_path: Path) -> None:
     first = {name: WHOLE[name] for name in NAMES[:3]}
     last = {name: WHOLE[name] for name in NAMES[1:]}

@@ -100,7 +100,14 @@ def test_a_tied_head_is_missing_only_where_it_is_not_the_embedding(tmp_path: Pat
 
 @pytest.mark.parametrize("off", [0.0, 1e-3])
 @pytest.mark.parametrize(
-    ("embeds", "head"), [("word_embeddings", "output_layer"), ("tok_embeddings", "output"), ("embed_in", "embed_out")]
+    ("embeds", "head"),
+    [
+        ("word_embeddings", "output_layer"),
+        ("tok_embeddings", "output"),
+        ("embed_in", "embed_out"),
+        ("wte", "unembed"),
+        ("words", "readout"),
+    ],
 )
 def test_a_tied_head_of_another_stage_is_the_embedding_on_every_rank_that_has_it(
     embeds: str, head: str, off: float, tmp_path: Path

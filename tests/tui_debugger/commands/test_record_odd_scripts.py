@@ -125,8 +125,31 @@ train(3, lambda x: odd(x, thing=object(), sparse=torch.ones(2, 2).to_sparse(), m
 """
 
 
+ALL_CALLS_FIRST = """
+for number in range(3):
+    optimizer.zero_grad()
+    out = [model(batch(10 * number + micro)) for micro in range(4)]
+    for micro in {turn}:
+        (out[micro].pow(2).mean() + micro).backward()
+    optimizer.step()
+"""
+
+
 def counted(run: Run) -> dict[str, int]:
     return Counter(str(record.key.stage) for record in run.records)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("turn", ["range(4)", "reversed(range(4))"], ids=["first first", "last first"])
+def test_a_loss_is_of_the_call_it_was_made_from_where_all_calls_come_first(turn: str, tmp_path: Path) -> None:
+    """As stages of a pipeline do (GPipe), which go back from the first micro-batch or from the last."""
+    answer = record(tmp_path, BEGIN + ALL_CALLS_FIRST.format(turn=turn))
+    assert answer.returncode == 0, answer.stderr
+    records = {record.key: record for record in open_run(tmp_path / "dump").records}
+    losses = {key: record for key, record in records.items() if key.stage == "loss"}
+    assert len(losses) == 12
+    for key, record_ in losses.items():
+        assert int(array(next(iter(record_.tensors())))) == key.micro
 
 
 @pytest.mark.long

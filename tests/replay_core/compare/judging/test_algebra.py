@@ -105,6 +105,13 @@ def test_a_sum_of_losses_is_judged_as_a_loss_is(off: float, agrees: bool, tmp_pa
     assert found.agrees is agrees
 
 
+@pytest.mark.parametrize(("off", "kinds"), [(0.0, {"not averaged"}), (0.01, set())])
+def test_a_number_whose_gradient_every_rank_has_its_own_of_is_told(off: float, kinds: set[str], tmp_path: Path) -> None:
+    """A scale of the logits: of few digits a mean is no chance only where it is met to all of them."""
+    found = gradients(tmp_path, torch.tensor(2.0), [torch.tensor(1.25), torch.tensor(2.75 + off)], "logit_scale")
+    assert {one.fault.kind for one in there(parallel(found.tensors, found.together)).faults} == kinds
+
+
 def test_a_number_of_one_rank_is_looked_at_where_the_first_ranks_is_the_same(tmp_path: Path) -> None:
     found = compared(tmp_path, *({**GIVEN, "loss": {"loss": loss}} for loss in (3.0, 3.0, 4.0)))
     assert there(there(found.first).ranks).parted == (1,)

@@ -22,9 +22,9 @@ HIDDEN = HEADS * WIDTH
 EACH = SEQ // RANKS
 
 
-def turned(x: Tensor, at: Tensor) -> Tensor:
+def turned(x: Tensor, at: Tensor, base: float = 10000.0) -> Tensor:
     """Rotary positions, of heads [B, S, head, width]."""
-    turn = at[:, None] * 10000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
+    turn = at[:, None] * base ** (-torch.arange(0, WIDTH, 2) / WIDTH)
     cos, sin = turn.cos()[:, None], turn.sin()[:, None]
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
@@ -32,12 +32,12 @@ def turned(x: Tensor, at: Tensor) -> Tensor:
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, sees: Tensor, at: Tensor | None = None, instead: Tensor | None = None,
-    *, times: float = 1.0, twice: slice | None = None,
+    *, times: float = 1.0, twice: slice | None = None, base: float = 10000.0,
 ) -> Tensor:  # fmt: skip
     """instead: which key and value stands in the place of each. times: of the scores. twice: keys that count so."""
     at = torch.arange(SEQ) if at is None else at
     q, k, v = (x.unflatten(-1, (-1, WIDTH)) for x in (q, k, v))
-    q, k = turned(q, at), turned(k, at)
+    q, k = turned(q, at, base), turned(k, at, base)
     if instead is not None:
         k, v = k[:, instead], v[:, instead]
     k, v = (x.repeat_interleave(HEADS // SHARED, 2) for x in (k, v))
@@ -66,17 +66,18 @@ ZIGZAG = [torch.cat((EIGHTHS[rank], EIGHTHS[2 * RANKS - 1 - rank])) for rank in 
 
 def of_steps(
     wrong: Callable[..., Tensor], off: Sequence[int], folder: Path, places: list[Tensor] = IN_TURN,
-    *, is_projected: bool = True,
+    *, is_projected: bool = True, base: float = 10000.0,
+    names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
 ) -> list[Any]:  # fmt: skip
     """What is said of ranks that have these tokens, of which those that are `off` hold what `wrong` makes."""
     q, k, v = random(2, SEQ, HIDDEN), random(2, SEQ, HIDDEN // 2, seed=1), random(2, SEQ, HIDDEN // 2, seed=2)
     weight, ids = random(HIDDEN, HIDDEN, seed=3), torch.arange(2 * SEQ).reshape(2, SEQ)
-    right = attention(q, k, v, CAUSAL)
+    right = attention(q, k, v, CAUSAL, base=base)
 
     def of(at: Tensor, made: Tensor) -> Step:
-        values = {"q_proj": q, "k_proj": k, "v_proj": v}
-        values |= {"o_proj": made @ weight.T} if is_projected else {"core": made}
-        param = {"param": {"param.layers.0.self_attn.o_proj.weight": weight}} if is_projected else {}
+        values = dict(zip(names, (q, k, v), strict=False))
+        values |= {names[3]: made @ weight.T} if is_projected else {"core": made}
+        param = {"param": {f"param.layers.0.self_attn.{names[3]}.weight": weight}} if is_projected else {}
         return {
             "batch_inputs": {"input_ids": ids[:, at]},
             "modules": {f"layers.0.self_attn.{name}.output": x[:, at].contiguous() for name, x in values.items()},
@@ -98,6 +99,40 @@ def merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         seen = seen + some
         total = total + torch.where(some, attention(q, k, v, sees | ~some), 0.0)
     return total / seen
+
+
+def in_chunks(q: Tensor, k: Tensor, v: Tensor, how: str) -> Tensor:
+    """What comes of each rank's keys by itself, put together as a ring does that has lost something: the chunks come
+    from the rank itself, the one before it, and so on.
+    """
+    at = torch.arange(SEQ)
+    q, k, v = (x.unflatten(-1, (-1, WIDTH)) for x in (q, k, v))
+    q, k = turned(q, at), turned(k, at)
+    k, v = (x.repeat_interleave(HEADS // SHARED, 2) for x in (k, v))
+    scores = (torch.einsum("bqhd,bshd->bhqs", q, k) / math.sqrt(WIDTH)).masked_fill(~CAUSAL, -torch.inf)
+    above, below = torch.zeros(2, HEADS, SEQ, WIDTH), torch.zeros(2, HEADS, SEQ, 1)
+    largest = torch.full((2, HEADS, SEQ, 1), -torch.inf)
+    for rank in (2, 1, 0, 3):
+        own, values = scores[..., IN_TURN[rank]], v[:, IN_TURN[rank]].transpose(1, 2)
+        top = own.amax(-1, keepdim=True)
+        some = torch.isfinite(top)
+        top = torch.where(some, top, 0.0)
+        if how == "not rescaled":
+            largest = torch.where(some, torch.maximum(largest, top), largest)
+            raised = torch.where(some, (own - torch.where(some, largest, 0.0)).exp(), 0.0)
+            above, below = above + raised @ values, below + raised.sum(-1, keepdim=True)
+            continue
+        raised = (own - top).exp()
+        total = raised.sum(-1, keepdim=True)
+        part = raised @ values / total.clamp(min=1e-30)
+        logs = top + total.log()
+        weight = {
+            "maxima": top.exp(), "sums": total, "powers of two": 2**logs, "sum": torch.ones_like(top),
+            "reversed": (-logs).exp(),
+        }[how]  # fmt: skip
+        above, below = above + torch.where(some, weight * part, 0.0), below + torch.where(some, weight, 0.0)
+    made = above if how == "sum" else above / below.clamp(min=1e-30)
+    return made.transpose(1, 2).flatten(2)
 
 
 def in_turn_of_rank(at: Tensor) -> Tensor:
@@ -148,6 +183,60 @@ def test_what_a_rank_saw_is_said_with_the_keys(
     assert (fault.kind, fault.ranks) == (kind, (2,)), fault
     assert said in fault.sentence
     assert all(one.kind == "apart" for one in others)
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ("maxima", "weighed by exp of their largest score alone"), ("sums", "not brought to a common largest score"),
+    ("powers of two", "weighed by powers of two"), ("sum", "outputs are added"), ("reversed", "the wrong sign"),
+    ("not rescaled", "not rescaled where a larger score came"),
+])  # fmt: skip
+def test_how_a_ring_merges_its_chunks_is_said(how: str, said: str, tmp_path: Path) -> None:
+    (fault, *_) = of_steps(lambda q, k, v: in_chunks(q, k, v, how), [2], tmp_path)
+    assert (fault.kind, fault.ranks) == ("merged", (2,)), fault
+    assert said in fault.sentence
+
+
+@pytest.mark.parametrize(
+    "names", [("wq", "wk", "wv", "wo"), ("query", "key", "value", "out"), ("to_q", "to_k", "to_v", "o")]
+)
+def test_attention_is_made_again_whatever_its_parts_are_called_and_it_turns_by(
+    names: Sequence[str], tmp_path: Path
+) -> None:
+    def wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, without(1), base=321.0)
+
+    (fault, *_) = of_steps(wrong, [2], tmp_path, base=321.0, names=names)
+    assert (fault.kind, fault.ranks) == ("missing keys", (2,))
+
+
+def test_keys_of_the_layer_before_are_told(tmp_path: Path) -> None:
+    """Rank 1 has all of its own keys, and of rank 0 those that were sent for the layer before."""
+    into = {
+        f"layers.{layer}.self_attn.{name}.output": random(2, SEQ, HIDDEN // (1 if name == "q_proj" else 2), seed=seed)
+        for seed, (layer, name) in enumerate((at, name) for at in (0, 1) for name in ("q_proj", "k_proj", "v_proj"))
+    }  # fmt: skip
+    made = [attention(*[*into.values()][3 * layer : 3 * layer + 3], CAUSAL) for layer in (0, 1)]
+    half = SEQ // 2
+    q, k, v = [*into.values()][3:]
+    first_k, first_v = [*into.values()][1:3]
+    stale = attention(
+        q, torch.cat([first_k[:, :half], k[:, half:]], 1), torch.cat([first_v[:, :half], v[:, half:]], 1), CAUSAL
+    )
+    ids = torch.arange(2 * SEQ).reshape(2, SEQ)
+
+    def of(at: Tensor, second: Tensor) -> Step:
+        outputs = {**into, "layers.0.self_attn.core.output": made[0], "layers.1.self_attn.core.output": second}
+        order = sorted(outputs, key=lambda name: (name.split(".")[1], "core" in name))
+        return {
+            "batch_inputs": {"input_ids": ids[:, at]},
+            "modules": {name: outputs[name][:, at].contiguous() for name in order},
+        }
+
+    halves = torch.arange(SEQ).chunk(2)
+    found = compared(tmp_path, of(torch.arange(SEQ), made[1]), of(halves[0], made[1]), of(halves[1], stale))
+    (fault, *_) = [one.fault for one in there(parallel(found.tensors, found.together)).faults]
+    assert (fault.kind, fault.ranks) == ("stale keys", (1,))
+    assert "keys and values of layers.0.self_attn in the place of those of rank 0" in fault.sentence
 
 
 def test_attention_that_nothing_made_is_not_explained(tmp_path: Path) -> None:

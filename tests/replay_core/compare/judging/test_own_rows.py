@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from replay_core.compare.judging import first_tokens, own_rows, parts_otherwise
 from replay_core.compare.judging.faults import Fault
 from replay_core.measure.precision import as_bfloat16
+from tests.builders import there
 from tests.replay_core.compare.ranks.in_memory import alike, as_ref, cut
 from tests.replay_core.compare.ranks.recorded import random
 
@@ -50,6 +52,27 @@ def test_labels_of_other_samples_are_told_and_others_are_not() -> None:
     assert told is not None
     assert (told.kind, told.ranks) == ("rows order", (1,))
     assert own_rows.of_ids("labels", as_ref(labels), cut([labels[:2], labels[2:] + 1], 0), (1,)) is None
+
+
+def test_labels_in_the_other_runs_order_beside_tokens_that_are_not_are_micro_batches_in_another_turn() -> None:
+    labels = torch.randint(0, 90, (4, 12), generator=torch.Generator().manual_seed(1))
+    held = replace(alike(labels), ranks=(1,))
+    told = own_rows.in_another_turn("labels", as_ref(labels), held, (0, 1))
+    assert (kind(told), there(told).ranks) == ("micro-batches order", (0, 1))
+    assert "the tokens on rank 0" in there(told).sentence
+    other = replace(alike(labels.flip(0)), ranks=(1,))
+    assert own_rows.in_another_turn("labels", as_ref(labels), other, (0, 1)) is None
+    assert own_rows.in_another_turn("labels", as_ref(labels), alike(labels, labels), (0, 1)) is None
+
+
+def test_a_number_of_each_channel_that_one_rank_adds_is_its_own_buffer() -> None:
+    """As scores of a router, of four experts."""
+    scores, own = RIGHT[..., :4], random(4, seed=6)
+    told = own_rows.own_constant("x", as_ref(scores), cut([scores[:2], scores[2:] + own], 0), (1,))
+    assert (kind(told), there(told).ranks) == ("own constant", (1,))
+    noisy = scores[2:] + own + 0.1 * random(2, 8, 4, seed=7)
+    assert own_rows.own_constant("x", as_ref(scores), cut([scores[:2], noisy], 0), (1,)) is None
+    assert own_rows.own_constant("x", as_ref(scores), cut([scores[:2] + own, scores[2:] + own], 0), (0, 1)) is None
 
 
 @pytest.mark.parametrize(("case", "expected"), [("own", "normalised apart"), ("scaled", None), ("others", None)])

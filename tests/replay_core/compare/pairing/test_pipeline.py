@@ -90,6 +90,28 @@ def test_what_a_stage_returns_is_its_last_layers_output_where_layers_are_recorde
     assert verdicts(found)["layers.1.inputs.0"] == ("DIFF" if off else "SAME")
 
 
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_a_model_that_returns_one_tensor_hands_on_its_last_layers_output(off: float, tmp_path: Path) -> None:
+    layers = {"layers.0.output": BETWEEN, "layers.1.output": LAST}
+    whole = given(**layers, **{"forward.output": LOGITS})
+    first = given(**{"layers.0.output": BETWEEN, "forward.output": BETWEEN})
+    last = given(**{"layers.1.output": LAST, "forward.output": LOGITS + off})
+    last["batch_inputs"] = {**last["batch_inputs"], "hidden": BETWEEN}
+    found = compared(tmp_path, whole, first, last)
+    assert not {"MISSING", "SHAPE"} & set(verdicts(found).values())
+    assert verdicts(found)["forward.output"] == ("DIFF" if off else "SAME")
+
+
+@pytest.mark.parametrize("name", ["forward.output", "lm_out.output", "head.output", "unembed.output"])
+def test_words_past_the_other_runs_vocabulary_are_none_of_its_logits(name: str, tmp_path: Path) -> None:
+    logits = random(4, 16, 61)
+    padded = torch.cat([logits, random(4, 16, 3, seed=1)], -1)
+    ranks = [given(**{name: own.contiguous()}) for own in padded.chunk(2, -1)]
+    found = compared(tmp_path, given(**{name: logits}), *ranks)
+    assert verdicts(found)[name] == "SAME"
+    assert any("a padded vocabulary" in note for note in found.notes)
+
+
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, "SAME"), (1.5, "DIFF")])
 def test_stages_that_are_cut_otherwise_are_held_against_each_other_layer_by_layer(
     factor: float, expected: str, tmp_path: Path

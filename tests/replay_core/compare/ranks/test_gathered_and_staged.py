@@ -191,6 +191,22 @@ def test_a_shard_that_was_another_before_the_step_is_told_by_its_size(step: floa
     assert "about 0.8 times" in sentence
 
 
+def test_a_weight_that_one_rank_drew_with_another_seed_is_told_beside_the_rank_that_parts(tmp_path: Path) -> None:
+    """A table that every rank has whole, and what it puts out, which is off on that rank alone."""
+    table, made = NAMES[0], {one: random(16, 8, seed=seed) for one, seed in (("a", 1), ("b", 2))}
+
+    def of(which: str, off: float) -> Step:
+        weights = {**WEIGHTS, table: made[which]}
+        step = trained(weights, off)
+        looked_up = made[which][IDS % 16]
+        return {**step, "modules": {f"{table.removesuffix('.weight')}.output": looked_up, **step["modules"]}}
+
+    (kind, ranks, sentence), *others = faults(tmp_path, of("a", 0.0), of("a", 0.3), of("b", 0.3))
+    assert (kind, ranks) == ("weight alone", [1])
+    assert "nothing like it (as drawn with another seed)" in sentence
+    assert {kind for kind, *_ in others} == {"apart"}
+
+
 def test_weights_that_a_step_moved_otherwise_are_no_cause(tmp_path: Path) -> None:
     moved = {name: one + 1e-2 * random(8, 8, seed=70 + at) for at, (name, one) in enumerate(WEIGHTS.items())}
     assert not faults(tmp_path, trained(WEIGHTS, 0.0), *[trained(moved, 0.3)] * 2)
