@@ -215,10 +215,9 @@ def test_keys_of_the_layer_before_are_told(tmp_path: Path) -> None:
         f"layers.{layer}.self_attn.{name}.output": random(2, SEQ, HIDDEN // (1 if name == "q_proj" else 2), seed=seed)
         for seed, (layer, name) in enumerate((at, name) for at in (0, 1) for name in ("q_proj", "k_proj", "v_proj"))
     }  # fmt: skip
-    made = [attention(*[*into.values()][3 * layer : 3 * layer + 3], CAUSAL) for layer in (0, 1)]
+    first_q, first_k, first_v, q, k, v = into.values()
+    made = [attention(first_q, first_k, first_v, CAUSAL), attention(q, k, v, CAUSAL)]
     half = SEQ // 2
-    q, k, v = [*into.values()][3:]
-    first_k, first_v = [*into.values()][1:3]
     stale = attention(
         q, torch.cat([first_k[:, :half], k[:, half:]], 1), torch.cat([first_v[:, :half], v[:, half:]], 1), CAUSAL
     )
