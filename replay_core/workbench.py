@@ -599,8 +599,7 @@ def replay(
     from replay_core.export.replays import cell_entry, replay_document
     from replay_core.replay.cell_log import LOGS, REPLAY_JSON
     from replay_core.replay.kept import KEPT
-    from replay_core.replay.plan import ReplayPlan
-    from replay_core.replay.references import FACTORY
+    from replay_core.replay.plan import FACTORY, ReplayPlan
     from replay_core.replay.request import ReplayRequest, answer, micro_batch
 
     run = open_run(Path(plan["dump"]))
@@ -641,8 +640,7 @@ def capsule(
         RldbgError: the model cannot be run.
     """
     from replay_core.replay import capsule as capsules
-    from replay_core.replay.plan import ReplayPlan
-    from replay_core.replay.references import FACTORY
+    from replay_core.replay.plan import ReplayPlan, beyond_capsule
 
     wrong = [number for number, one in enumerate(doc["cells"]) if one["agreement"]["agrees"] is False and one["dump"]]
     number = cell if cell is not None else next((one for one in wrong if doc["cells"][one]["part"] != "reference"), -1)
@@ -657,10 +655,8 @@ def capsule(
         {**doc["plan"], "flags": chosen["flags"], "out": str(out), "forward_path": None,
          "allow_pickled_weights": allow_pickled_weights}
     )  # fmt: skip
-    code = plan.model if plan.model.startswith(FACTORY) else "--forward" if plan.forward else None
-    if code is not None or plan.backward:
-        raise RequestError("a capsule holds no code and no loss", expected="a forward replay of a model",
-                           found=code or "--backward")  # fmt: skip
+    if (beyond := beyond_capsule(plan.to_mapping())) is not None:
+        raise RequestError("a capsule holds no code and no loss", expected="a forward replay of a model", found=beyond)
     cause = chosen["cause"]
     said = f"cell {number} is not what each row alone is" if cause is None else cause["sentence"]
     told: Any = runner.run(Job("replay_slice", {"plan": plan.to_mapping(), "reference": alone["flags"], "said": said}),

@@ -25,8 +25,9 @@ from replay_core.replay.kinds import KINDS
 from replay_core.replay.matrix import Bench, CellResult
 from replay_core.replay.misread import misreadings
 from replay_core.replay.module_kinds import names_state
+from replay_core.replay.plan import FACTORY
 from replay_core.replay.recorded import replayed
-from replay_core.replay.references import CHECKPOINT, FACTORY, RANDOM, resolve
+from replay_core.replay.references import CHECKPOINT, RANDOM, resolve
 
 #: Rows of the trainer's own forward that are asked by themselves: those that are furthest off.
 _ROWS_ASKED = 2

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from replay_core.replay.references import FACTORY
+from replay_core.replay.plan import FACTORY
 
 
 class _Widening(TorchFunctionMode):  # type: ignore[misc]

@@ -21,8 +21,8 @@ from replay_core.replay.double import ready_for_float64
 from replay_core.replay.flags import DEFAULTS, Flags
 from replay_core.replay.libraries import transformers
 from replay_core.replay.plain_model import PlainModel
-from replay_core.replay.plan import ReplayPlan
-from replay_core.replay.references import FACTORY, RANDOM, cached
+from replay_core.replay.plan import FACTORY, ReplayPlan
+from replay_core.replay.references import RANDOM, cached
 from replay_core.replay.versions import loaded_in, set_attention
 
 #: The kernel of a replay where none is asked for.

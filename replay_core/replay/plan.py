@@ -14,6 +14,8 @@ from replay_core.replay.flags import Flags
 
 #: In place of `module:function`: the forward of the model itself, called whole.
 ITSELF = "the model's own forward"
+#: Before the code that builds a model, as a reference to it.
+FACTORY = "factory:"
 CAPTURE_LEVELS = ("auto", "full", "hash")
 
 
@@ -147,3 +149,13 @@ class ReplayPlan(Struct, frozen=True):
     def is_critic(self) -> bool:
         """Whether the model's answer is a value per token and not log-probabilities."""
         return self.role == "critic"
+
+
+def beyond_capsule(plan: Mapping[str, Any]) -> str | None:
+    """What of a plan no capsule holds (code of its own, a loss), as a user asked for it; None: nothing."""
+    model = str(plan["model"])
+    if model.startswith(FACTORY):
+        return model
+    if plan.get("forward") is not None:
+        return "--forward"
+    return "--backward" if plan.get("backward") else None

@@ -11,10 +11,9 @@ from replay_core.errors import ModelError
 from replay_core.records import Run, weights_noted
 from replay_core.regexes import regex
 from replay_core.replay import architectures
-from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.plan import FACTORY, ReplayPlan
 
 RANDOM = "random:"
-FACTORY = "factory:"
 CHECKPOINT = "checkpoint"
 
 _STEP = regex(r"(?:.*[_-])?(?:step|iter|checkpoint|ckpt)s?[_-]?0*(\d{1,18})")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from replay_core.replay.flags import telling
-from replay_core.replay.plan import ITSELF
+from replay_core.replay.plan import ITSELF, beyond_capsule
 from tui_debugger import format as words
 from tui_debugger.cells import dump_beside, recording_parts, sentence
 from tui_debugger.reports.columns import columns
@@ -59,15 +59,9 @@ def replay_report(doc: ReplayDocument) -> str:
         shown = next((number for number in others if doc["cells"][number]["agreement"]["agrees"] is False), others[-1])
         baseline, cell = doc["cells"][doc["baseline"]], doc["cells"][shown]
         lines += ["", f"hint: rldbg {dump_beside(baseline, cell) or dumps[0][1]} {cell['dump']}"]
-        if cell["agreement"]["agrees"] is False and "capsule" not in doc and not _has_code_or_loss(plan):
+        if cell["agreement"]["agrees"] is False and "capsule" not in doc and beyond_capsule(plan) is None:
             lines += [f"hint: rldbg capsule {cell['dump']} bug.capsule  (one file that shows it by itself)"]
     return "\n".join(lines)
-
-
-def _has_code_or_loss(plan: Mapping[str, Any]) -> bool:
-    """What no capsule holds."""
-    has_code = str(plan["model"]).startswith("factory:") or plan.get("forward") is not None
-    return has_code or bool(plan.get("backward"))
 
 
 def _capsule(doc: ReplayDocument) -> list[str]:
