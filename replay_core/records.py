@@ -244,6 +244,8 @@ class Problem:
     what: str
     #: The place in the run it is about, where that is not a file: the parts that are None are open.
     key: RecordKey | None = field(default=None, compare=False)
+    #: Whether it is that what was recorded there is not there any more: whoever compares has not looked at all.
+    is_lost: bool = field(default=False, compare=False)
 
     def is_about(self, record: Record) -> bool:
         """Whether a listing marks this record with it."""
@@ -387,6 +389,14 @@ class Run:
 
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))
+
+    def lost(self, records: Sequence[Record] | None = None) -> list[Problem]:
+        """What was recorded and is not there any more: all of it, or of the steps and ranks of some of its records."""
+        lost = [problem for problem in self.problems if problem.is_lost]
+        if records is None:
+            return lost
+        places = {(record.key.step, record.key.rank) for record in records}
+        return [problem for problem in lost if problem.key is None or (problem.key.step, problem.key.rank) in places]
 
     def select(
         self,

@@ -56,8 +56,10 @@ def open_dump(
     each is opened for itself, and there may be thousands.
     """
     run = open_run(path, *more, on_event=on_event)
+    lost = run.lost()
     if step is not None:
-        run.records = run.select(step=step)
+        chosen = run.select(step=step)
+        lost, run.records = run.lost(chosen), chosen
     unreadable: list[Problem] = []
     found: list[Problem] = []
     headers = headers and not run.inside
@@ -74,7 +76,7 @@ def open_dump(
     known = {problem.where for problem in unreadable}
     listed = [problem for problem in [*run.problems, *found] if problem.where not in known]
     run.problems = list(dict.fromkeys([*listed, *unreadable]))
-    return documents.run_document(run, "headers" if headers else "names", unreadable=len(unreadable))
+    return documents.run_document(run, "headers" if headers else "names", unreadable=len(unreadable) + len(lost))
 
 
 def show_record(
@@ -226,6 +228,7 @@ def compare_dumps(
     beside = {part: chosen.get(part) for part in scope_b or {}}
     records_b = _chosen(run_b, chosen) if scope_b is None else records_of_scope(run_b, scope_b, beside)
     notes: list[str] = []
+    lost = len(run_a.lost(records_a)) + len(run_b.lost(records_b))
     if digests:
         records_a, records_b, notes = by_digests(
             (run_a, run_b),
@@ -260,6 +263,8 @@ def compare_dumps(
         are_kept=entries is None,
         known=KeptFigures(measured, (run_a.path, run_b.path)) if measured else None,
     )
+    # Also of steps of which digests left no record to compare.
+    compared.records_unreadable += lost - len(run_a.lost(records_a)) - len(run_b.lost(records_b))
     if not (name or digests):
         of_a, of_b = records_a or run_a.records, records_b or run_b.records
         found = among_ranks(compared, of_a, of_b, exact=exact, tolerances=tolerances, on_event=on_event)

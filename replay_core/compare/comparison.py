@@ -265,7 +265,7 @@ def compare_runs(
     tell()
     on_event(Progress(done, done, "compared"))
     result.notes += cut_otherwise.notes
-    result.records_unreadable += len(damaged)
+    result.records_unreadable += len(damaged) + len(a.lost(records_a)) + len(b.lost(records_b))
     result.problems += [Problem(file, what) for file, what in damaged.items()]
     result.problems = without_repeats(result.problems)
     if (nans := result.tally.nans) is not None:

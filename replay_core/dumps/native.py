@@ -91,8 +91,12 @@ def index(path: Path) -> Index:
         if match is None or "checkpoints" in inside:
             continue
         found.files.append((keys.pop(file) if file in keys else _key_of(inside, match), file))
-    for missing in keys:
-        found.problems.append(Problem(str(missing), "the index lists a record whose file is gone"))
+    if keys:  # what was taken away on purpose (max_keep) since its index was read is listed there by now
+        listed, *_ = _indexed(path, [])
+        keys = {file: key for file, key in keys.items() if file in listed and not file.exists()}
+    for missing, key in keys.items():
+        what = "the index lists a record whose file is gone"
+        found.problems.append(Problem(str(missing), what, key, is_lost=True))
     return found
 
 
