@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _FAR, _FEWEST_WEIGHTS, _ONE_FACTOR = 8.0, 4, 0.02
 #: Less than this times the other run's, in the direction of it, is no copy that moved away.
 _UNLIKE = 0.2
+#: A weight that is off by this part of its norm is another one; and what part of all weights are nearly all.
+_OTHER, _NEARLY_ALL = 0.3, 0.6
 
 
 class Found(Struct):
@@ -140,7 +142,7 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
     ]  # fmt: skip
     if (
         all(one.fault.kind == "apart" for one in kept)
-        and (of_one := _of_one_weight(rows) or _far_off(rows)) is not None
+        and (of_one := _of_one_weight(rows) or _far_off(rows) or _all_others(rows)) is not None
     ):
         kept = [of_one, *kept]
     return sorted(
@@ -260,6 +262,35 @@ def _far_off(rows: Sequence[TensorVerdict]) -> Found | None:
         "elsewhere), and what parts was made with it",
     )  # fmt: skip
     return Found(fault, name, first.key.step, 1)
+
+
+def _all_others(rows: Sequence[TensorVerdict]) -> Found | None:
+    """Ranks whose weights are nearly all others in the first step: by far more than a step moves any."""
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if (
+        first is None
+        or first.ranks is None
+        or not naming.is_module_tensor(first.name)
+        or first.name.startswith("grad.")
+    ):
+        return None
+    weights = [row for row in rows if row.key.step == first.key.step and row.name.startswith("param.")]
+    # What begins as ones or zeros is alike whatever the seed.
+    off = [row for row in weights if row.figures is not None and row.figures.total.rel_l2 > _OTHER]
+    ranks = {row.ranks.parted for row in off if row.ranks is not None}
+    if len(off) < max(_FEWEST_WEIGHTS, _NEARLY_ALL * len(weights)) or len(ranks) != 1:
+        return None
+    (those,) = ranks
+    if not 0 < len(those) < len(first.ranks.ranks):
+        return None
+    one = off[0].name.removeprefix("param.")
+    fault = Fault(
+        "other weights", those,
+        f"{len(off)} of {len(weights)} weights on {whose(those)} are others than the other run's in step "
+        f"{first.key.step}, by far more than a step moves them ({one} and so on): they were not brought from one rank "
+        "at the beginning (no broadcast, another seed), or loaded from elsewhere",
+    )  # fmt: skip
+    return Found(fault, off[0].name, first.key.step, len(off))
 
 
 def _gradients_off(rows: Sequence[TensorVerdict], step: int | None) -> set[str]:

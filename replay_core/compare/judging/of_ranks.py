@@ -82,7 +82,8 @@ _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(
 #: What a model returned, as one of several that are numbered.
 _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
 #: What is normalised over samples.
-_ADVANTAGES = ("advantages", "returns")
+#: Kinds of what is said of samples and tokens that is no number of theirs to be scaled or moved.
+_NO_NUMBERS = ("ids", "positions", "mask", "loss", "note", "metric")
 _OF_EXPERT = regex(r"\.experts?\.")
 #: One of a list of modules within a layer, whatever it is called: an expert, where ranks have other ones of it each.
 _ONE_OF_LIST = regex(r"(?<=\.)\w+\.\d{1,9}\.output$")
@@ -362,8 +363,10 @@ class OfRanks:
             fault = fault or own_rows.of_ids(row.name, whole, held, found.parted)
             if fault is None and row.verdict.diverges:
                 fault = own_rows.in_another_turn(row.name, whole, held, together.ranks)
-        if row.name in _ADVANTAGES and (fault is None or fault.kind == "apart"):
+        is_of_samples = not naming.is_module_tensor(row.name) and not row.name.startswith(("grad.", "param."))
+        if is_of_samples and kind not in _NO_NUMBERS and (fault is None or fault.kind == "apart"):
             fault = own_rows.normalised_apart(row.name, whole, held, found.parted) or fault
+            fault = own_rows.of_samples(row.name, whole, held, found.parted) or fault
         if kind == "loss" and fault is None and not held.is_cut and not whole.shape:
             fault = self._of_own_tokens(row, whole, held, micro_pair, together)
         if fault is None and naming.is_module_tensor(row.name) and len(held.ranks) < len(together.ranks):

@@ -22,6 +22,8 @@ from replay_core.records import Inline, TensorRef
 
 #: Fewer rows, or narrower ones, may be multiples of others by chance.
 _FEWEST, _NARROWEST = 8, 8
+#: Fewer numbers, of a sample each, are those of others by chance.
+_FEWEST_SAMPLES = 3
 #: What part of a difference may be left, of what explains it; and how far factors may be from one.
 _LEFT = 0.02
 _MOST = 1 << 22
@@ -190,6 +192,42 @@ def of_ids(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]
     )  # fmt: skip
 
 
+def of_samples(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
+    """Of numbers of samples [sample] or tokens [sample, position] that are no ids: whether ranks have those of other
+    samples of theirs, or every token has its neighbour's.
+    """
+    if not 1 <= len(whole.shape) <= 2 or held.axis == 1 or not _are_asked(whole, held, parted):
+        return None
+    said: dict[str, str] = {}
+    for own in _each(whole, held, parted):
+        if own.here.shape != own.there.shape or not np.isfinite(own.here).all():
+            return None
+        here, there = (one.reshape(len(one), -1) for one in (own.here, own.there))
+        place = _places(here, there) if len({row.tobytes() for row in there}) == len(there) else None
+        moved = _moved_by(here, there)
+        if place is not None and len(place) >= _FEWEST_SAMPLES:
+            words = f"the samples' are the other run's in another order (they stand as {_first(place)})"
+            said.setdefault("rows order", words)
+        elif moved is not None:
+            late = "before" if moved > 0 else "behind"
+            said.setdefault("moved", f"every token has what the other run has of the token {late} it")
+        else:
+            return None
+    if len(said) != 1:
+        return None
+    ((kind, words),) = said.items()
+    return Fault(kind, tuple(parted), f"{what} on {whose(parted)}: {words}, while the tokens are in theirs")
+
+
+def _moved_by(here: Array, there: Array) -> int | None:
+    """By how many tokens a row stands later than the other run's: one or minus one; None where it does not."""
+    for by in (1, -1):
+        mine, others = (here[:, 1:], there[:, :-1]) if by > 0 else (here[:, :-1], there[:, 1:])
+        if mine.shape[1] >= _FEWEST and others.any() and np.abs(mine - others).max() <= 1e-5 * np.abs(others).max():
+            return by if len(np.unique(others)) >= _FEWEST else None
+    return None
+
+
 def own_constant(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
     """Whether all that ranks have otherwise of an output [..., H] is a number of each channel, the same for every
     token: a bias or a buffer of their own, as a router's that balances its experts.
@@ -233,8 +271,8 @@ def in_another_turn(what: str, whole: TensorRef, held: HeldByRanks, every: Seque
 
 
 def normalised_apart(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
-    """Of advantages, of whose samples each rank has some: whether a rank's are the other run's times one factor plus
-    one constant of its own, which its own mean and deviation make.
+    """Of advantages (or rewards, values), of whose samples each rank has some: whether a rank's are the other run's
+    times one factor plus one constant of its own, which its own mean and deviation make.
     """
     if held.axis != 0 or len(held.ranks) < 2 or not _are_asked(whole, held, parted):
         return None
