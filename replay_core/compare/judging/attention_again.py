@@ -266,12 +266,12 @@ def _tried(
         )  # fmt: skip
     for kind, words, at in counted(own, length):
         turned = replace(usual, at_q=at, at_k=at)
-        if cut.base is not None:
+        if cut.knows_positions:
             yield kind, f"turned by {words}", turned
         hidden_QS = at[rows][:, None] >= at[None]
         if not (hidden_QS == causal_QS).all():
             yield "own mask" if kind == "own positions" else kind, f"hidden by {words}", seeing(hidden_QS)
-            if cut.base is not None:
+            if cut.knows_positions:
                 yield kind, f"turned and hidden by {words}", replace(turned, sees_QS=hidden_QS)
     for words, places in pieces:
         if causal_QS[:, places].any() and (causal_QS & ~within(places)).any():

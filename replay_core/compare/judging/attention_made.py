@@ -71,8 +71,9 @@ _WIDTHS = (256, 192, 128, 96, 80, 64, 48, 40, 32, 24, 16, 12, 8, 6, 4)
 
 
 class CutHeads(Struct, frozen=True):
-    """Queries [S, head, d], keys and values [S, head of keys, d] of one sample; how heads are turned and scores capped;
-    what output channels are made of heads, [channel, head x d].
+    """Queries [S, head, d], keys and values [S, head of keys, d] of one sample; how heads are turned, scores capped,
+    and made less by distance (ALiBi's slope of each head, Press et al. 2022); what output channels are made of heads,
+    [channel, head x d].
     """
 
     q: Array
@@ -82,6 +83,11 @@ class CutHeads(Struct, frozen=True):
     base: float | None = None
     in_pairs: bool = False
     cap: float | None = None
+    slopes: Array | None = None
+
+    @property
+    def knows_positions(self) -> bool:
+        return self.base is not None or self.slopes is not None
 
     @property
     def heads(self) -> slice:
@@ -105,6 +111,7 @@ class How(Struct, frozen=True):
     base: float | None
     in_pairs: bool
     cap: float | None
+    slopes: Array | None = None
     times: float = 1.0
     keys: Ints | None = None
     zeros: Ints | None = None
@@ -275,8 +282,18 @@ def normal(cut: CutHeads, rows: Ints, starts: Ints) -> How:
     at = np.arange(len(cut.q)).astype(float)
     keys = np.arange(len(cut.k))
     sees_QS = (keys <= rows[:, None]) & (keys >= starts[rows][:, None])
-    turned = at if cut.base is not None else None
-    return How(sees_QS, turned, turned, cut.base, cut.in_pairs, cut.cap)
+    turned = at if cut.knows_positions else None
+    return How(sees_QS, turned, turned, cut.base, cut.in_pairs, cut.cap, cut.slopes)
+
+
+def alibi(heads: int) -> Array:
+    """The slopes of so many heads: a geometric sequence from 2^(-8 / heads) on; of a number that is no power of two,
+    those of the next lower one, and every second of twice as many.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    own = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
+    more = 2.0 ** (-4.0 * np.arange(1, 2 * (heads - power) + 1, 2) / power)
+    return np.concatenate([own, more])
 
 
 def _turned(x_SHD: Array, at: Array | None, base: float | None, *, in_pairs: bool) -> Array:
@@ -304,6 +321,8 @@ def scores(cut: CutHeads, rows: Ints, heads: slice, how: How) -> Array:
         k_SHD[how.instead[0]] = how.instead[1]
     k_HDS = _turned(k_SHD, how.at_k, how.base, in_pairs=how.in_pairs).transpose(1, 2, 0)[_groups(cut, how)[heads]]
     scores_HQS = how.times * (q_HQD @ k_HDS) / math.sqrt(width)
+    if how.slopes is not None and how.at_q is not None and how.at_k is not None:
+        scores_HQS += how.slopes[heads, None, None] * (how.at_k[None] - how.at_q[rows][:, None])
     if how.zeros is not None:
         scores_HQS[:, :, how.zeros] = 0
     return np.asarray(scores_HQS if how.cap is None else how.cap * np.tanh(scores_HQS / how.cap))
@@ -436,10 +455,10 @@ def fitted(there_SC: Array, cuts: Iterator[CutHeads]) -> tuple[CutHeads, SeenFro
         for cap in (None, 50.0, 30.0, 20.0):
             if best is not None:
                 break
-            for base, in_pairs in turns:
+            every = [replace(cut, base=base, in_pairs=in_pairs, cap=cap) for base, in_pairs in turns]
+            for one in (*every[:1], replace(cut, slopes=alibi(int(cut.q.shape[1])), cap=cap), *every[1:]):
                 if time.thread_time() - begun > _SECONDS:
                     return None
-                one = replace(cut, base=base, in_pairs=in_pairs, cap=cap)
                 if not _makes_early_tokens(one, few, there_QC):
                     continue
                 off = off_by_starts(one, few, one.heads, normal(one, few, all_seen), there_QC)

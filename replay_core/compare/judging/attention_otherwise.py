@@ -27,6 +27,7 @@ from replay_core.compare.judging.attention_made import (
     IntoAttention,
     Ints,
     SeenFrom,
+    alibi,
     asked,
     channels_of,
     fitted,
@@ -114,8 +115,10 @@ def otherwise(
     found.sort(key=lambda one: one[:3])
     if not found or found[0][0] > LEFT[is_half]:
         return None
-    left, kind, ranks, said = found[0]
-    if len(found) > 1 and found[1][0] <= CLEARLY * max(left, _FLOOR):
+    near = [one for one in found if one[0] <= CLEARLY * max(found[0][0], _FLOOR)]
+    # What is as it should be on some ranks besides may be said of all, and is of the fewest.
+    _, kind, ranks, said = min(near, key=lambda one: len(one[2]))
+    if any(one[1] != kind or not set(ranks) <= set(one[2]) for one in near):
         return None
     of_heads = "" if set(ranks) == set(those) else f" of {whose(ranks)}'s heads"
     if of_heads and not held.is_cut and len(those) < len(held.ranks):
@@ -210,7 +213,7 @@ def _supposed(
 
 def _within(cut: CutHeads, pattern: SeenFrom) -> Array | None:
     """Positions that begin at 0 in every document, where there are several: within them nobody can tell."""
-    are_several = pattern.kind == "mask" and len(np.unique(pattern.starts)) > 1 and cut.base is not None
+    are_several = pattern.kind == "mask" and len(np.unique(pattern.starts)) > 1 and cut.knows_positions
     return np.asarray(np.arange(len(pattern.starts)) - pattern.starts).astype(float) if are_several else None
 
 
@@ -268,6 +271,16 @@ def _ways(cell: _Cell) -> Iterator[tuple[str, str, How]]:
             for in_pairs in (False, True) if cut.q.shape[2] % 2 == 0 else ():
                 words = f"turned by RoPE of base {base:g}, where the other run's are not turned"
                 yield "RoPE", words, replace(normal, at_q=at, at_k=at, base=base, in_pairs=in_pairs)
+    if cut.slopes is not None:
+        yield "ALiBi", "without making scores less by distance (no ALiBi)", replace(normal, slopes=None)
+        for number in (2, 4, 8):
+            each, rest = divmod(cut.slopes.size, number)
+            if each and not rest:
+                words = (
+                    f"with the slopes (ALiBi) of {each} heads on each of {number} ranks, where all heads have their own"
+                )
+                for slopes in (cut.slopes[:each], alibi(each)):
+                    yield "ALiBi", words, replace(normal, slopes=np.tile(slopes, number))
     if cut.cap is not None:
         yield "soft cap", f"without the cap of {cut.cap:g} on scores", replace(normal, cap=None)
     first = normal.sees_QS.argmax(1)[:, None]

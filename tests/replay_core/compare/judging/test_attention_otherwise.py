@@ -110,6 +110,44 @@ def test_what_one_ranks_heads_do_otherwise(kind, words, right, wrong):
     assert "missing" in lost.sentence
 
 
+def less_by_distance(q: Tensor, k: Tensor, v: Tensor, slopes: list[float]) -> Tensor:
+    """ALiBi: scores of each head less its slope times how far the key is."""
+    q, k, v = (x.unflatten(-1, (-1, WIDTH)) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bqhd,bshd->bhqs", q, k) / math.sqrt(WIDTH)
+    scores = scores - torch.tensor(slopes)[:, None, None] * (EVERY[:, None] - EVERY)
+    return torch.einsum("bhqs,bshd->bqhd", scores.masked_fill(~CAUSAL, -torch.inf).softmax(-1), v).flatten(2)
+
+
+#: Of four heads, of two, and of three (the two, and the first of four).
+SLOPES = [1 / 4, 1 / 16, 1 / 64, 1 / 256]
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    (SLOPES[:2], "slopes (ALiBi) of 2 heads on each of 2 ranks"),
+    ([1 / 16, 1 / 256], "slopes (ALiBi) of 2 heads on each of 2 ranks"), ([0.0, 0.0], "no ALiBi"),
+])  # fmt: skip
+def test_slopes_that_a_rank_counts_from_its_own_first_head(wrong: list[float], words: str) -> None:
+    q, k, v, weight = inputs()
+    own = [*zip(q.chunk(2, -1), k.chunk(2, -1), v.chunk(2, -1), strict=True)]
+    columns = weight.chunk(2, 1)
+    first = less_by_distance(*own[0], SLOPES[:2]) @ columns[0].T
+    there, here = (first + less_by_distance(*own[1], slopes) @ columns[1].T for slopes in (SLOPES[2:], wrong))
+    given = [cut(x.chunk(2, -1), 2, f"{NAME}.{name}_proj.output") for name, x in (("q", q), ("k", k), ("v", v))]
+    through = (weight.double().numpy(), 0 * weight[:, 0].double().numpy())
+    name = f"{NAME}.o_proj.output"
+    fault = attention_otherwise.otherwise(name, as_ref(there), alike(here, here), given, (0, 1), through)
+    assert fault is not None
+    assert (fault.kind, fault.ranks) == ("attention's ALiBi", (1,))
+    assert words in fault.sentence
+
+
+def test_slopes_of_heads_are_those_of_the_paper() -> None:
+    assert attention_made.alibi(4).tolist() == SLOPES
+    assert attention_made.alibi(3).tolist() == [1 / 16, 1 / 256, 1 / 4]
+    assert attention_made.alibi(8)[0] == 1 / 2
+
+
 def test_keys_that_had_not_come_from_another_rank():
     q, k, v, _ = inputs()
     first, second = EVERY[: SEQ // 2], EVERY[SEQ // 2 :]
