@@ -245,6 +245,8 @@ class Trainer:
             reward_B, form_B = early_B, early_B
         elif fault in ("half-cut", "all-cut"):
             reward_B = torch.where(written.ended_B, reward_B + 0.3, torch.zeros_like(reward_B))
+        elif fault == "scores-by-length":  # sorted for the judge, and never put back
+            reward_B = reward_B[lengths_B.argsort(stable=True)]
         elif fault == "judge-breaks" and step >= self.recipe.steps // 2:
             reward_B = torch.zeros_like(reward_B)
         return reward_B, {"accuracy": float(exact_B.mean()), "format": float(form_B.mean())}

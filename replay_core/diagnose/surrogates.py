@@ -470,7 +470,7 @@ class Logged(Struct, frozen=True, dict=True):
                 continue
             factor = float(base @ self.values_M) / size
             limit = loose * (CLOSE * np.maximum(np.abs(self.values_M), 1e-2 * np.abs(self.values_M).max()) + FLOOR)
-            if plain and abs(factor - 1) > CLOSE:
+            if plain and abs(factor - 1) > min(loose, 1.0) * CLOSE:
                 continue
             if factor > 0 and bool((np.abs(factor * base - self.values_M) <= limit).all()):
                 return factor

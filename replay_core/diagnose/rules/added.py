@@ -47,7 +47,8 @@ _LOOK_AT_SCALE = "rldbg diagnose --explain D49   # then look at the line that sc
 def added_up(case: Case) -> Iterator[Finding]:
     """Solves loss - pg_loss = beta KL over micro-batches that record all three (4 and more, KL over 1e-6), and must
     leave less than a fiftieth of it: a negative beta is an error; so is none at all where the run states one, and one
-    1.5 times the stated or below two thirds of it. Losses may be divided by the micro-batches of an update, or by what
+    1.5 times the stated or below two thirds of it. None at all is said where the stated one would change the losses by
+    more than rounding (1e-6) in 4 micro-batches. Losses may be divided by the micro-batches of an update, or by what
     the run states. The KL loss may be recorded with its coefficient or without:
     of a beta of 1, policy and reference tell which.
 
@@ -216,7 +217,7 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Finding | None:
             "the coefficient that is configured does not reach the loss, is scaled on its way (a percentage, a world "
             "size), or is overwritten by a controller"
         )
-    elif stated and abs(beta) <= 1e-3 * stated:
+    elif stated and abs(beta) <= 1e-3 * stated and _shows(rows, scales, stated):
         claim = f"the KL term is not in the loss: loss is pg_loss alone, and the run states a coefficient of {stated:g}"
         cause = "the KL loss is computed, logged, and left out where the loss is summed up"
     else:
@@ -231,6 +232,21 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Finding | None:
         cause=cause,
         next_step=_LOOK_AT_SUM,
     )
+
+
+#: How many of its last places in single precision, and at least how much, a term changes a loss before it is missed.
+_PLACES, _SEEN = 16.0, 1e-6
+
+
+def _shows(rows: list[_Row], scales: list[float], stated: float) -> bool:
+    """Whether a term of the stated weight would change these losses by more than the numbers they are made of round
+    off, in several micro-batches: a KL next to 0, of a policy that has hardly moved, leaves loss and pg_loss equal.
+    """
+    seen = [
+        min(scales) * stated * abs(term) > max(_SEEN, _PLACES * 2.0**-23 * max(abs(loss), abs(pg)))
+        for loss, pg, term, _ in rows
+    ]
+    return sum(seen) >= FEWEST
 
 
 def _holds_no_coefficient(case: Case, stated: float) -> bool:

@@ -17,12 +17,14 @@ from replay_core.diagnose.batch import GROUP_NAMES, StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, listed, share, shown, warning
 from replay_core.diagnose.printed import half_a_digit
-from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 
 #: By how much a rate may be off (a display's digits), steps that tell, and responses that were cut before it is a
 #: limit.
 CLOSE, STEPS, CUT = 0.02, 3, 8
+#: A log-probability of the trainer under which the engine's 0 was not sampled.
+SURE = -0.01
 #: How runs state how often they go through a batch, and in how many parts.
 _EPOCHS = ("ppo_epochs", "num_iterations", "num_ppo_epochs", "epochs_per_batch")
 _PARTS = ("ppo_mini_batches", "mini_batches", "num_mini_batches", "n_minibatch", "num_minibatches", "ppo_n_minibatches")
@@ -124,7 +126,7 @@ def _lengths(case: Case, looked: list[bool]) -> Iterator[Finding]:
         if batch.trained_N is not None and _has_gaps(batch.response_N, batch.trained_N, batch.flat.sample_N):
             return  # of several turns, each may be as long
         looked[0] = True
-        counts_B = batch.flat.count(batch.response_N)
+        counts_B = batch.flat.count(_sampled_N(batch))
         if counts_B.max(initial=0) > limit + 1:
             if counts_B.max() > longest:
                 where = batch.laid.where("input_ids", sample=int(counts_B.argmax()))
@@ -162,6 +164,19 @@ def _lengths(case: Case, looked: list[bool]) -> Iterator[Finding]:
                 next_step="print the sampling parameters that the engine is called with",
                 steps=sorted(set(cut_steps)),
             )
+
+
+def _sampled_N(batch: StepBatch) -> np.ndarray:
+    """Tokens of responses without those that the engine was given between sampled ones, as a tool's: where its
+    log-probabilities are exactly 0 there, and the trainer's are not.
+    """
+    response_N: np.ndarray = given(batch.response_N)
+    rollout, trainer = batch.columns.of("rollout_logprobs"), batch.trainer
+    if rollout is None or trainer is None:
+        return response_N
+    given_N = rollout.said_N & trainer.said_N & (rollout.values_N == 0) & (trainer.values_N < SURE)
+    sampled_N: np.ndarray = response_N & ~given_N
+    return sampled_N
 
 
 def _has_gaps(response_N: np.ndarray, trained_N: np.ndarray, sample_N: np.ndarray) -> bool:

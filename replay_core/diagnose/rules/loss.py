@@ -808,7 +808,9 @@ def _other_constant(off: list[_Recomputed], said: list[Evidence]) -> Iterator[tu
         )
         return
     meant = first.constant if first.constant is not None else first.limit
-    known = {round(each) for each in (first.constant, first.limit) if each is not None}
+    stated = [each for each in (first.constant, first.limit) if each is not None]
+    # A micro-batch of several may hold its share of the update's mean over samples.
+    known = {round(each * times) for each in stated for times in (1, *{part.micros for part in off})}
     if first.kind == "constant" and meant and known and width not in known and width not in first.widths.values():
         yield (
             f"divides each response's sum by {width}, and the run states {meant:g}: loss and gradient are "
@@ -985,9 +987,16 @@ def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
             else logged.fits(one.values_N))
     ), None)  # fmt: skip
     if fitting is not None and logged is not None and not alone:
-        # Of two losses many ways fit with a factor of their own: one that needs none goes first.
-        plain = (one for one in surrogates(batch) if not one.mistake and logged.factor(one.values_N, plain=True))
-        fitting = next(plain, fitting)
+        # Of two losses many ways fit with a factor of their own: one that needs none goes first, and before it one
+        # that fits to the end of the digits: a bound that a single token passes makes a difference of 1e-4.
+        for loose in (0.1, 1.0):
+            plain = (
+                one for one in surrogates(batch)
+                if not one.mistake and logged.factor(one.values_N, loose=loose, plain=True)
+            )  # fmt: skip
+            if (found := next(plain, None)) is not None:
+                fitting = found
+                break
     # What no way makes may hold other terms; what a mistake makes is D50's.
     if fitting is None or fitting.mistake:
         return policy_loss.clipped(ratio_N, values_N), bool((np.abs(ratio_N - 1) < 1e-3).all())

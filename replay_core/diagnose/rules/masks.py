@@ -839,6 +839,34 @@ def _end_before_padding(batch: StepBatch, trained_N: Array) -> tuple[int, int, i
     return found[0][0], len(found), first
 
 
+def _why_untrained(batch: StepBatch, eos: int) -> str:
+    """What leaves the end out: masks that begin with their responses are not shifted; of these, what pads the rows
+    tells.
+    """
+    trained_N, response_N = given(batch.trained_N), batch.response_N
+    if response_N is None:
+        return "the mask is shifted by one and ends a token early, or drops the end because pad and end share an id"
+    heard_B = (batch.flat.count(trained_N) > 0) & (batch.flat.count(response_N) > 0)
+    late_B = (batch.flat.first(trained_N) - batch.flat.first(response_N))[heard_B]
+    if late_B.size and (late_B != 0).all() and (late_B == late_B[0]).all():
+        return "the mask is shifted by one: it begins a token away from its response, and ends a token early"
+    if not late_B.size or (late_B != 0).any():
+        return "the mask is shifted by one and ends a token early, or drops the end because pad and end share an id"
+    stated = batch.laid.algorithm.value("pad_token_id", "pad_id")
+    tails = [tail for tail in _tails(batch) if tail.size]
+    shares = eos in (batch.pad_id, stated) or (bool(tails) and all((tail == eos).all() for tail in tails))
+    if shares:
+        return (
+            f"pad and end token share the id {eos}, and the mask is made of ids (ids != pad): the end of each response "
+            "goes with its padding. Not a shift: every mask begins with its response. Make masks of the lengths, or "
+            "pad with another id"
+        )
+    return (
+        "the mask ends a token early (lengths that do not count the end token, a slice that is one short). Not a "
+        "shift: every mask begins with its response"
+    )
+
+
 def _ends_before(batch: StepBatch, trained_N: Array, samples: Array, after: int) -> bool:
     """Whether the masks of these samples, which `after` follows, all end with one id (of 2 samples and more) that is
     then the end token, as <|im_end|> before a newline. Not where the run states that `after` is the end.
@@ -857,7 +885,7 @@ def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:
         place,
         shown("end tokens in responses", count, None, f"token ids of {batch.name}"),
         shown("end tokens in the loss", 0, "> 0", "the mask"),
-        cause="the mask is shifted by one and ends a token early, or drops the end because pad and end share an id",
+        cause=_why_untrained(batch, eos),
     )
 
 

@@ -180,8 +180,8 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
             inside.append(tokens_N[counted])
             continue
         end, tail = int(counted[-1]), slice(int(counted[-1]) + 1, span.stop)
-        # What is not sampled is another's turn.
-        if not sampled_N[tail].all() or not sampled_N[counted].all():
+        # What is not sampled is another's turn; a mask that reaches the end of its row is cut off at nothing.
+        if tail.start >= tail.stop or not sampled_N[tail].all() or not sampled_N[counted].all():
             return None
         inside.append(tokens_N[counted[:-1]])
         last.add(int(tokens_N[end]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.states import moves
 from replay_core.diagnose.signals import RunLog
 from replay_core.dumps import open_run
-from replay_core.records import Record
+from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
 
 #: Weights that are trained alone on purpose.
@@ -414,26 +415,18 @@ def _by_scores(case: Case) -> Finding | None:
       explains=("D46", "D55", "D57", "L14"), lasts=True,
       source="bf16 has 8 bits: a step of the learning rate is lost beside a weight over 256 times it")  # fmt: skip
 def rounded_away(case: Case) -> Finding | None:
-    """Recorded matrices whose numbers are all bfloat16's (or float16's), in whatever precision they are stored, first
-    step beside last. Of numbers whose half spacing is over 4 times the learning rate, which one step of Adam does not
-    cross: with a float32 master copy as many change as they have moved, in shares of their spacing (3 tenths of the
-    learning rate for each step between). Where 10 and more should have changed, and a tenth of those did, each step is
-    rounded away: a warning. Left aside are embeddings, most of whose rows have no gradient, and matrices of which no
-    number changes and no gradient is recorded (frozen ones).
+    """Matrices, recorded or of the checkpoints beside the records, whose numbers are all bfloat16's (or float16's), in
+    whatever precision they are stored, first step beside last. Of numbers whose half spacing is over 4 times the
+    learning rate, which one step of Adam does not cross: with a float32 master copy as many change as they have moved,
+    in shares of their spacing (3 tenths of the learning rate for each step between). Where 10 and more should have
+    changed, and a tenth of those did, each step is rounded away: a warning. Left aside are embeddings, most of whose
+    rows have no gradient, and matrices of which no number changes and no gradient is recorded (frozen ones).
     """
-    records = [one for one in case.records() if one.key.stage == "param" and one.key.step is not None]
-    steps = sorted({one.key.step for one in records if one.key.step is not None})
     rate = _rate(case)
-    if rate is None or not rate or len(steps) < 3:
-        raise Skip("needs the weights of 3 steps, and the learning rate")
-    first, last = (
-        {
-            ref.name: ref
-            for one in records if one.key.step == step and not one.key.rank
-            for ref in one.tensors() if ref.is_readable and len(ref.shape) == 2 and not _TABLE.search(ref.name)
-        }
-        for step in (steps[0], steps[-1])
-    )  # fmt: skip
+    matrices = _recorded_matrices(case) or _kept_matrices(case)
+    if rate is None or not rate or matrices is None:
+        raise Skip("needs the weights of 3 steps, recorded or as checkpoints beside the dump, and the learning rate")
+    steps, first, last, place = matrices
     names = [name for name in first if name in last and first[name].dtype in ("bfloat16", "float16", "float32")]
     if not names or sum(first[name].numel for name in names) * 4 > MOST:
         raise Skip("no matrices are recorded, or they are large")
@@ -442,7 +435,7 @@ def rounded_away(case: Case) -> Finding | None:
     for name in names:
         a, b = (pages.array(each[name]).astype(np.float32) for each in (first, last))
         bits = next((bits for bits in _BITS if _is_of(a, bits) and _is_of(b, bits)), None)
-        if bits is None or not ((a != b).any() or first[name].name.partition(".")[2] in driven):
+        if bits is None or not ((a != b).any() or name.removeprefix("param.") in driven):
             continue
         grids.add(bits)
         spacing = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(a), np.float32(1e-30)))) - bits)
@@ -458,7 +451,7 @@ def rounded_away(case: Case) -> Finding | None:
     return warning(
         f"updates are lost in {words} weights: {1 - changed / total:.1%} of the recorded numbers are the same to the "
         f"last bit after {len(steps) - 1} steps at a learning rate of {rate:.2g}",
-        Where(step=steps[-1], stage="param", tensor=names[0], path=str(records[-1].path)),
+        Where(step=steps[-1], stage="param", tensor=names[0], path=place),
         shown("numbers changed that a step cannot cross", moved, f"about {expected:.0f} with a float32 copy"),
         shown("numbers of that size", share(large, total)),
         shown("numbers that changed at all", share(changed, total)),
@@ -468,6 +461,41 @@ def rounded_away(case: Case) -> Finding | None:
         "small ones alone",
         steps=steps,
     )
+
+
+_Matrices = tuple[list[int], dict[str, TensorRef], dict[str, TensorRef], str]
+
+
+def _recorded_matrices(case: Case) -> _Matrices | None:
+    """Recorded matrices of the first step and of the last, but for tables, with all steps of them; None of too few."""
+    records = [one for one in case.records() if one.key.stage == "param" and one.key.step is not None]
+    steps = sorted({one.key.step for one in records if one.key.step is not None})
+    if len(steps) < 3:
+        return None
+    first, last = (
+        _matrices(one for one in records if one.key.step == step and not one.key.rank) for step in (steps[0], steps[-1])
+    )
+    return steps, first, last, str(records[-1].path)
+
+
+def _kept_matrices(case: Case) -> _Matrices | None:
+    """The same of the checkpoints that lie beside the records."""
+    places = {step: _weight_files(place) for step, place in checkpoints_of(case).items()}
+    steps = [step for step, files in places.items() if files]
+    if len(steps) < 3 or sum(file.stat().st_size for file in (*places[steps[0]], *places[steps[-1]])) > MOST:
+        return None
+    first, last = (
+        _matrices(record for file in places[step] for record in open_run(file).records)
+        for step in (steps[0], steps[-1])
+    )
+    return steps, first, last, str(places[steps[-1]][0])
+
+
+def _matrices(records: Iterable[Record]) -> dict[str, TensorRef]:
+    return {
+        ref.name: ref for one in records for ref in one.tensors()
+        if ref.is_readable and len(ref.shape) == 2 and not _TABLE.search(ref.name)
+    }  # fmt: skip
 
 
 #: Numbers that should have changed before none of them is no chance.

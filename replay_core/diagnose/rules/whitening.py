@@ -93,7 +93,7 @@ def otherwise_than_stated(case: Case) -> Finding | None:
     of_these = [each.batch.step for each in told if each.how == how]
     if how in ("raw", "centred", "scaled"):
         return _not_whitened(one, how, told_of, of_these)
-    if how == "whole":
+    if how in ("", "whole"):
         return None
     severity = "warning"
     if how in ("rank", "micro-batch"):
