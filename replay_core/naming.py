@@ -105,6 +105,7 @@ ALIASES: dict[str, str] = {
     "query_responses": "input_ids",
     "token_ids": "input_ids",
     "tokens": "input_ids",
+    "idx": "input_ids",  # nanoGPT's
     "action_mask": "response_mask",
     "completion_mask": "response_mask",
     "completion_ids": "response_ids",

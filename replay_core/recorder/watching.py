@@ -37,6 +37,8 @@ from replay_core.recorder.settings import Settings
 from replay_core.recorder.values import Snapshots, is_storable
 from replay_core.records import MEAN_OVER_RANKS
 
+#: Where torch.distributed.pipelining calls a stage with zeros, before its first micro-batch.
+_SHAPES = frozenset({"_shape_inference", "_forward_metadata_inference", "_prepare_forward_infra"})
 #: Functions that sample token by token: their model calls are counted, not recorded.
 _SAMPLERS = frozenset({"generate", "_sample", "sample", "_generate", "generate_step", "beam_search"})
 #: An output larger than this is left out and counted, unless outputs are asked for.
@@ -275,7 +277,7 @@ class _Watch:
             return
         import torch
 
-        if not torch.is_grad_enabled() and _is_sampling():
+        if _is_for_shapes() or (not torch.is_grad_enabled() and _is_within(_SAMPLERS)):
             return
         model = hooks.bare(module)
         chosen, kind = _matching(self._modules, dict(model.named_modules())), type(model).__qualname__
@@ -302,7 +304,10 @@ class _Watch:
             self._call(torch, module, args, kwargs, output)
 
     def _call(self, torch: Any, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        if not torch.is_grad_enabled() and _is_sampling():
+        if _is_for_shapes():
+            self._unseen["calls in which a pipeline only asked for shapes"] += 1
+            return
+        if not torch.is_grad_enabled() and _is_within(_SAMPLERS):
             self._unseen["calls while sampling"] += 1
             self._sampled(hooks.named_arguments(module, args, kwargs).get("input_ids"))
             return
@@ -713,10 +718,15 @@ def _compiled_graphs() -> bool:
     return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])
 
 
-def _is_sampling() -> bool:
+def _is_for_shapes() -> bool:
+    """Whether a stage is called with made-up values, by a pipeline that has not begun."""
+    return "torch.distributed.pipelining" in sys.modules and _is_within(_SHAPES)
+
+
+def _is_within(functions: frozenset[str]) -> bool:
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name in _SAMPLERS:
+        if frame.f_code.co_name in functions:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

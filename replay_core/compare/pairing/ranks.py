@@ -23,6 +23,7 @@ from replay_core import naming, pages
 from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share, within
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.compare.pairing.pipeline import handed_over
+from replay_core.compare.pairing.same_rows import same_rows
 from replay_core.compare.pairing.slices import among
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
@@ -570,6 +571,13 @@ class RankGroup:
                 if 0 < kept.shape[held.axis] < ref.shape[held.axis]:
                     past = ref.shape[held.axis] - kept.shape[held.axis], facing[1].shape[held.axis], rank
                     together.padded.setdefault(past, []).append(name)
+            if facing is not None and (ordered := _rows_of_expert(name, held, facing[1])) is not None:
+                held = ordered
+                said = (
+                    f"rows of {name.rpartition('.')[0]} stand in another order in {together.which}, and are paired by "
+                    "their values: an expert's tokens have no order of their own"
+                )
+                together.staged += [said] * (said not in together.staged)
             ref = standing_for(held)
             if facing is not None and (why := self._why_lost(held, stage, facing[1], ref)) is not None:
                 # The first slice would stand for what nobody has whole.
@@ -1120,6 +1128,8 @@ def _contradicted(error: DumpError, name: str, record: Record, refs: dict[int, T
     return Problem(str(file), f"{name}: {'; '.join(said)}; its ranks are put together by shapes and token ids instead")
 
 
+#: Rows of an expert that are looked for among each other, at most.
+_MOST_ROWS = 1024
 #: Heads of queries for each head of keys, at most.
 _MOST_SHARED = 16
 
@@ -1246,6 +1256,22 @@ def _runs(numbers: list[int]) -> Iterator[Stretch]:
         if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
             yield numbers[begun], place - begun
             begun = place
+
+
+def _rows_of_expert(name: str, held: HeldByRanks, whole: TensorRef) -> HeldByRanks | None:
+    """An expert's rows in the order of the other run's, where the rank that has the expert was sent its tokens in another
+    one; None where they are in that order, or are other rows.
+    """
+    (part, *others) = held.parts
+    if others or not naming.is_routed(name) or part.shape != whole.shape or len(part.shape) != 2:
+        return None
+    if not part.is_readable or not whole.is_readable or not 1 < part.shape[0] <= _MOST_ROWS:
+        return None
+    order = same_rows(pages.array(whole).astype(np.float64), pages.array(part).astype(np.float64))
+    if order is None:
+        return None
+    rows = tuple(narrowed(part, 0, row, 1) for row in order)
+    return HeldByRanks(held.ranks, (part.with_(source=Parts(rows), digest=None),))
 
 
 def standing_for(held: HeldByRanks) -> TensorRef:
