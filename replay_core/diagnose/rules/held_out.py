@@ -98,7 +98,7 @@ SOLVED, GAINED, FOLLOWS, BELOW, SEEN = 0.9, 0.2, 0.25, 0.2, 6
 
 @rule("L60", "what is learnt in training does not show on held-out prompts", link="trend", scope="signals",
       needs=("held_out", "reward"), explains=("D25",),
-      source="the gap of training and validation accuracy; RLVR on one prompt lifts both (arXiv 2504.20571)")  # fmt: skip
+      source="the gap of training and validation; RLVR on one prompt lifts both (arXiv 2504.20571)")  # fmt: skip
 def learns_by_heart(log: RunLog) -> Finding | None:
     """The reward of training (0 to 1) rises by .2 and more to .9 and more, while no held-out result rises with it: the
     last third of 6 evaluations and more is less than a quarter of that rise above the first third, and .2 and more

@@ -14,7 +14,7 @@ from replay_core.diagnose.signals import RunLog
 ROUNDED = 1e-5
 #: Steps before it is no chance, the largest advantage that is no rounding's, and what of a usual gradient is one of
 #: full size.
-STEPS, FULL, OF_USUAL = 3, 0.5, 0.25
+STEPS, FULL, OF_USUAL = 3, 0.5, 0.02
 
 
 @rule("D125", "rewards differ by rounding, and are trained on", link="advantages", scope="signals", lasts=True,
@@ -22,10 +22,10 @@ STEPS, FULL, OF_USUAL = 3, 0.5, 0.25
       source="GRPO divides by the std of a group: TRL adds 1e-4 to it, verl 1e-6, against a std of 0")  # fmt: skip
 def made_of_rounding(log: RunLog) -> Finding | None:
     """The std of rewards within groups between 0 and 1e-5 (times the mean reward where that is over 1), while the
-    largest advantage is .5 and more, or the gradient has a quarter of its median over the steps whose groups have a
-    spread, in 3 steps and more: a warning. An epsilon of 1e-4 or 1e-6 beside the std makes such advantages vanish:
-    without one, or with a smaller one, noise in the last digit of a reward is divided by its own std, and answers that
-    are equally right get advantages of order 1.
+    largest advantage is .5 and more, or the gradient has a fiftieth of its median over the steps whose groups have a
+    spread (ten times what 1e-4 beside the std leaves of it), in 3 steps and more: a warning. An epsilon of 1e-4 or 1e-6
+    makes such advantages small: without one, noise in the last digit of a reward is divided by its own std, and answers
+    that are equally right get advantages of order 1.
     """
     rewards = log.get("reward")
     means = {} if rewards is None else {point.step: abs(point.value) for point in rewards.points}
@@ -40,7 +40,7 @@ def made_of_rounding(log: RunLog) -> Finding | None:
     first = bad[0]
     return warning(
         "rewards of a group differ by rounding alone, and are normalised to advantages of full size: their std is "
-        f"{first.group_std:.2g} in {len(bad)} of {len(known)} steps, where the gradient is as large as in others",
+        f"{first.group_std:.2g} in {len(bad)} of {len(known)} steps, and the gradient does not vanish there",
         first.point.where("reward_std"),
         shown("std of rewards within groups", first.group_std, f"0, or > {bounds[first.step]:g}", "log"),
         *([shown("mean reward of that step", means[first.step], None, "log")] if first.step in means else []),
