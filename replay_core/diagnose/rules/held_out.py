@@ -120,7 +120,8 @@ def learns_by_heart(log: RunLog) -> Finding | None:
         first, last = fmean(series.finite[:part]), fmean(series.finite[-part:])
         if min(series.finite) < 0 or max(series.finite) > 1 or len(set(series.finite)) == 1:
             return None
-        if last - first >= FOLLOWS * (now - begun) or last > now - BELOW:
+        # One that falls tells of a reward that is hacked, and is L20's.
+        if last - first >= FOLLOWS * (now - begun) or last > now - BELOW or last < (1 - LOST) * first:
             return None
         told.append((last, first, series))
     last, first, series = min(told, key=lambda each: each[0])
