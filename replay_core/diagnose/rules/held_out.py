@@ -96,6 +96,14 @@ def _gone(log: RunLog, reward: Series) -> Finding | None:
 SOLVED, GAINED, FOLLOWS, BELOW, SEEN = 0.9, 0.2, 0.25, 0.2, 6
 
 
+def _falls(log: RunLog) -> bool:
+    """Whether a held-out result falls: that may be a reward that is hacked, and L20 tells of it."""
+    try:
+        return overfits(log) is not None
+    except Skip:
+        return False
+
+
 @rule("L60", "what is learnt in training does not show on held-out prompts", link="trend", scope="signals",
       needs=("held_out", "reward"), explains=("D25",),
       source="the gap of training and validation; RLVR on one prompt lifts both (arXiv 2504.20571)")  # fmt: skip
@@ -120,10 +128,11 @@ def learns_by_heart(log: RunLog) -> Finding | None:
         first, last = fmean(series.finite[:part]), fmean(series.finite[-part:])
         if min(series.finite) < 0 or max(series.finite) > 1 or len(set(series.finite)) == 1:
             return None
-        # One that falls tells of a reward that is hacked, and is L20's.
-        if last - first >= FOLLOWS * (now - begun) or last > now - BELOW or last < (1 - LOST) * first:
+        if last - first >= FOLLOWS * (now - begun) or last > now - BELOW:
             return None
         told.append((last, first, series))
+    if _falls(log):
+        return None
     last, first, series = min(told, key=lambda each: each[0])
     above = next(p for p in reward.points if p.value >= begun + (1 - FOLLOWS) * (now - begun))
     return warning(
