@@ -295,9 +295,17 @@ class Algorithm:
     @property
     def is_updated_once(self) -> bool:
         """Whether a batch has one optimizer step, by the stated epochs and batch sizes, and is not off-policy."""
+        if self.is_off_policy:
+            return False
         epochs = self.number("ppo_epochs", "num_iterations", "num_ppo_epochs")
         whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
-        return epochs == 1 and whole is not None and whole == part and not self.is_off_policy
+        if epochs is not None or part is not None:
+            return epochs == 1 and whole is not None and whole == part
+        # OpenRLHF counts prompts in its rollouts, and responses in an update.
+        prompts, each = self.number("rollout_batch_size"), self.number("n_samples_per_prompt")
+        if prompts is None or each is None:
+            return False
+        return self.number("max_epochs") == 1 and prompts * each == whole
 
 
 def is_by_token(algorithm: Algorithm) -> bool:

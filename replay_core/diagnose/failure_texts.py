@@ -509,8 +509,10 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the server closed the connection in the middle of a request: it died, was restarted, or is overloaded (an "
      "inference server beside the trainer, a judge)",
      "its own log at that time names the error; look whether it lives"),
-    (r"[Rr]equeu(?:ed|ing)\b", "rollouts are not answered in time and are given out again: an agent, tool or engine "
-     "is too slow or hangs; what comes late belongs to a batch that is gone (its id is unknown there)",
+    (r"^(?=.*(?:[Rr]ollout|[Tt]ask|[Rr]equest|[Ss]ample|[Pp]rompt|[Tt]rajector|[Ee]pisode))(?!.*\b[Jj]ob\b)"
+     r".*\b[Rr]equeu(?:ed|ing)\b",
+     "rollouts are not answered in time and are given out again: an agent, tool or engine is too slow or hangs; what "
+     "comes late belongs to a batch that is gone (its id is unknown there)",
      "look at the agent's own log; raise its time limit, or limit its turns and tokens"),
     (r"unsupported operand type\(s\) for .{0,40}'(?:dict|list|tuple|str)'|type \w+ doesn't define __round__",
      "a mapping, list, text or None stands where a number is needed: most often a reward (function or model) that "

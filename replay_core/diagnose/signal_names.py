@@ -189,7 +189,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
     ),
     "weight_lag": (
-        "Max. Off-Policy Level prime-rl", "Max Off-Policy Level prime-rl", "off_policy_level/all/max prime-rl",
+        "Max. Off-Policy Level prime-rl", "Max Off-Policy Level prime-rl", "Max Off-Policy prime-rl",
+        "off_policy_level/all/max prime-rl",
         "Off-Policy Level prime-rl", "off_policy_level/max prime-rl", "async/staleness_max SkyRL",
         "async/staleness_mean SkyRL", "avg_trajectory_age NeMo-RL", "version_diff AReaL",
         "off_policy_level/mean prime-rl", "off_policy_level/all/mean prime-rl",
@@ -530,6 +531,10 @@ _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
     r"|em)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
+#: slime names an evaluation by its data set alone, which is told by what it logs beside it: eval/aime, and
+#: eval/aime-truncated_ratio, eval/aime/response_len/mean.
+OF_A_SET = regex(r"^eval/[^/\s]+$")
+BESIDE_A_SET = ("-truncated_ratio", "/response_len/mean", "/response_len/median", "-pass@1")
 
 _HELD_LOSS = regex(r"^(?:eval|val|test|validation)[/_-](?:lm_|nll_)?loss$")
 
@@ -616,6 +621,8 @@ def named(raw: str, trl: bool = False) -> Name | None:
     `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
     """
     raw = _OF_EVALUATION.sub("val/", raw)
+    if raw.startswith("validation/"):
+        raw = raw[:11] + raw[11:].lower()  # NeMo-RL's console heads what it prints of one: Accuracy
     if raw.startswith(("Rewards/", "Logps/", "Logits/")):
         raw = raw[0].lower() + raw[1:]  # a notebook's table capitalises its columns
     raw = raw.removeprefix("metrics.").split("@")[0]  # ROLL says how ranks are put together: actor/pg_loss@sum

@@ -294,6 +294,12 @@ class RunLog(Struct):
         the reward's, where they are all there is.
         """
         others, self._others = self._others, {}
+        names = set(others)
+        for name in sorted(names):
+            if signal_names.OF_A_SET.match(name) and any(name + part in names for part in signal_names.BESIDE_A_SET):
+                self._names["held_out", name] = signal_names.Name("held_out", "slime")
+                self._points["held_out", name] = others.pop(name)
+                self._series = None
         for key in [key for key, name in self._names.items() if name.rank == signal_names.BY_A_WORD]:
             # A configuration that is printed has such names, too.
             if len(self._points[key]) < _TOLD:

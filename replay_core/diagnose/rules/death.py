@@ -30,6 +30,7 @@ _RANK = regex(r"\bRank (\d+)\]")
 _MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
 #: What an engine that has died says of itself, and where its own frames lie.
 _ENGINE = regex(r"EngineDeadError|EngineCore|vllm/v1/engine/|sglang/srt/managers/")
+_ENGINE_DEAD = regex(r"EngineDeadError|EngineCore encountered")
 _NAMES_IT = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|torch\.Size\(\[0\]\)")
 #: The one guess that it makes alone.
 _POD = regex(r"may have exceeded K8s pod memory limit")
@@ -92,6 +93,7 @@ def died(log: RunLog) -> Iterator[Finding]:
         # What another process has logged, and went on waiting for its own end, is why these ended.
         before = [one for one in told if (one.point.path, one.point.line) in logged and one.kind == "traceback"]
         ends = [*(one for one in before if _is_why(one, last)), *ends]
+    ends = _without_what_follows_a_wait(ends)
     causes = [one for one in ends if not follows(one)] or ends
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
         stated = " ".join(one.text for one in log.events("main_failed"))
@@ -118,6 +120,21 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+#: How Ray tells that a worker is gone, and does not know why.
+_GONE_UNTOLD = regex(r"A worker died or was killed while executing|Worker exit type: SYSTEM_ERROR|ActorDiedError")
+
+
+def _without_what_follows_a_wait(ends: list[Told]) -> list[Told]:
+    """The ends, without a worker that is gone for no reason behind a watchdog's line: the watchdog takes the process
+    down. A rank that others wait for died before their time was up, and is told before.
+    """
+    waits = {one.point.path: one.point.line or 0 for one in reversed(ends) if waited_in_vain(one)}
+    return [
+        one for one in ends
+        if not (_GONE_UNTOLD.search(one.text) and (one.point.line or 0) > waits.get(one.point.path, 1 << 60))
+    ]  # fmt: skip
 
 
 def _is_why(one: Told, last: dict[str | None, int]) -> bool:
@@ -308,6 +325,8 @@ def _dead(
         short, cause, next_step = told_of.short, told_of.cause, told_of.next_step
     elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
         short, cause, next_step = _UNKNOWN_WEIGHT
+    elif _LOADS.search(one.text) and _SIZES.search(said(one)) and any(_SYNCS.search(each.text) for each in told):
+        short, cause, next_step = _UNFIT_WEIGHT
     else:
         short, cause, next_step = _in_code(one, cause, next_step)
         if short == _DIVIDES and (numbers := not_divisible(said(one), stated)):
@@ -320,6 +339,9 @@ def _dead(
             short = where.words
         elif where.doing and (known := failure_of(said(one))) is not None and known.general and known.cause == cause:
             short += f" ({where.doing})"
+    is_told = one.kind not in ("cuda_error", "traceback") or "engine" in f"{short} {cause}"
+    if not is_told and any(_ENGINE_DEAD.search(each.text) for each in told):
+        short, cause = f"{short} (in the inference engine)", f"{cause}; the inference engine died of it"
     whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
     what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else short)
     if one.kind != "killed" and "ChildFailedError" in one.text and (who := _ranks_of(every)):
@@ -422,6 +444,17 @@ def _hang(every: list[Told]) -> _Hang | None:
 
 #: A line of a stack that a hanging process stands in, as py-spy writes it: function (file:line).
 _STANDS = regex(r"^\s*(\w+) \((\S+):\d+\)$")
+#: Where an engine copies what it is sent into its own tensors, and the two shapes that do not fit.
+_LOADS = regex(r"weight_loader|load_weights?\b|update_weights?_from|update_parameter")
+_SIZES = regex(r"torch\.Size\(.*torch\.Size\(|size of tensor a \(|shape mismatch|expected shape")
+_UNFIT_WEIGHT = (
+    "the trainer's weights do not fit the engine's: a tensor that is sent has another shape",
+    "the update of the engine's weights failed: engine and trainer hold different models or configurations (another "
+    "checkpoint, number of heads, padded vocabulary, tensor-parallel size); what was sent before it is in the engine, "
+    "whose weights are of two models now",
+    "compare the configuration that the engine was started with (model_path) with the trainer's own; then the shape of "
+    "the tensor that is named",
+)
 _SYNCS = regex(r"update_named_param|update_weight|sync_weight|_to_vllm|_to_sglang|broadcast_(?:to|param|weight)"
     r"|weight_sync|load_weights|full_tensor")  # fmt: skip
 

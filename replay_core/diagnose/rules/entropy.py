@@ -46,8 +46,8 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
     twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile (and does not
     fall in its last quarter) and the entropy grows without a stated bonus over .05; or where it rises while a twelfth
-    of the entropy is left (by what chance explains in one case of twenty), or step by step as that falls (rank
-    correlation below -.9).
+    of the entropy is left (by what chance explains in one case of twenty), or to .8 and more of 1, or step by step as
+    that falls (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -77,7 +77,11 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
         reward = log.get("reward")
         rises = reward is not None and trends.drift(reward.finite) > GAINS
-        learns = rises and (now >= begun / FALLEN_LEARNING or trends.together(values, given(reward).finite) < -IN_PACE)
+        learns = rises and (
+            now >= begun / FALLEN_LEARNING
+            or trends.together(values, given(reward).finite) < -IN_PACE
+            or _is_right(given(reward).finite)
+        )
         yield finding(
             "info" if learns else "warning",
             f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token",
@@ -100,12 +104,16 @@ def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:
         now < max(ENTROPY_MIN / 5, trends.level(values[:3]) / FALLEN_LEARNING)
     ):
         return False
-    # What is right earns 1; on another scale a level alone says nothing.
-    if max(rewards) <= 1 and trends.level(rewards) >= max(RIGHT, 0.9 * max(rewards)):
+    if _is_right(rewards):
         return True
     if trends.level(rewards) <= 0 or trends.drift(rewards) < -trends.DRIFT_Z:
         return False
     return trends.rises(rewards) or trends.level(values[:MIN_FIRST], MIN_FIRST) < 2 * ENTROPY_MIN
+
+
+def _is_right(rewards: list[float]) -> bool:
+    """Whether the run has come to answers that are right; on another scale than 0 to 1 a level alone says nothing."""
+    return max(rewards) <= 1 and trends.level(rewards) >= max(RIGHT, 0.9 * max(rewards))
 
 
 def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Finding]:

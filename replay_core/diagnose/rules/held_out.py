@@ -91,6 +91,64 @@ def _gone(log: RunLog, reward: Series) -> Finding | None:
     return None
 
 
+#: Of rewards between 0 and 1: what training's has to come to, by how much it rises, what part of that held-out results
+#: rise by, and how far they lie below it, over so many evaluations.
+SOLVED, GAINED, FOLLOWS, BELOW, SEEN = 0.9, 0.2, 0.25, 0.2, 6
+
+
+def _falls(log: RunLog) -> bool:
+    """Whether a held-out result falls: that may be a reward that is hacked, and L20 tells of it."""
+    try:
+        return overfits(log) is not None
+    except Skip:
+        return False
+
+
+@rule("L60", "what is learnt in training does not show on held-out prompts", link="trend", scope="signals",
+      needs=("held_out", "reward"), explains=("D25",),
+      source="the gap of training and validation; RLVR on one prompt lifts both (arXiv 2504.20571)")  # fmt: skip
+def learns_by_heart(log: RunLog) -> Finding | None:
+    """The reward of training (0 to 1) rises by .2 and more to .9 and more, while no held-out result rises with it: the
+    last third of 6 evaluations and more is less than a quarter of that rise above the first third, and .2 and more
+    below the reward: a warning. Even one prompt, trained on alone, lifts the validation where answers generalise. A
+    result that never changes is D116's, one that falls L20's.
+    """
+    reward = given(log.get("reward"))
+    known = [series for series in log.all("held_out") if len(series.finite) >= SEEN]
+    skip_if(not known, f"needs {SEEN} evaluations")
+    values = reward.finite
+    if len(values) < trends.MIN_STEPS or min(values) < 0 or max(values) > 1 or not trends.rises(values):
+        return None
+    begun, now = median(values[:3]), trends.level(values)
+    if now < SOLVED or now - begun < GAINED:
+        return None
+    told = []
+    for series in known:
+        part = len(series.finite) // 3
+        first, last = fmean(series.finite[:part]), fmean(series.finite[-part:])
+        if min(series.finite) < 0 or max(series.finite) > 1 or len(set(series.finite)) == 1:
+            return None
+        if last - first >= FOLLOWS * (now - begun) or last > now - BELOW:
+            return None
+        told.append((last, first, series))
+    if _falls(log):
+        return None
+    last, first, series = min(told, key=lambda each: each[0])
+    above = next(p for p in reward.points if p.value >= begun + (1 - FOLLOWS) * (now - begun))
+    return warning(
+        f"the policy learns its training prompts by heart: {reward.name} rises from {begun:.3g} to {now:.3g}, and "
+        f"{series.name} stays at {last:.3g} ({first:.3g} at first)",
+        reward.of(p for p in reward.points if (p.step or 0) >= (above.step or 0)),
+        reward.shown(now, f"about {last:.3g}, as {series.name}"),
+        series.shown(series.last.value, f"to rise with it, to {first + (now - begun):.2g} or so"),
+        shown("evaluations", len(series.finite)),
+        cause="overfitting: the same prompts again and again (a sampler that is seeded anew in every step, a data set "
+        "of a few prompts, a loader that does not advance), or prompts that are far easier than the validation's",
+        next_step="print the ids of the prompts of ten steps; look whether the loader is shuffled and goes on after a "
+        "restart; rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D43",
+    )
+
+
 #: Evaluations that say one number before it is no chance, of a result that is no bound.
 STOOD = 6
 

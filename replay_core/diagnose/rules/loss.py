@@ -1056,8 +1056,9 @@ def zero_loss_is_expected(log: RunLog) -> Finding | None:
     """|loss| < 1e-4 with a gradient norm above 0 is no error.
 
     With one update per batch the ratio is 1 and the loss is -mean(A) (+ beta * KL, 0 at first): centred advantages
-    make it 0 whatever is learned. The gradient is not 0. Said as info, not as a warning. Of demonstrations, where
-    nothing is paid, a loss of 0 is none of these: they are known by heart.
+    make it 0 whatever is learned. The gradient is not 0. Said as info, not as a warning; of a quarter of the steps and
+    more, or the first one, and not of those whose clip fraction or KL to the old policy tells that the ratio is not 1.
+    Of demonstrations, where nothing is paid, a loss of 0 is none of these: they are known by heart.
     """
     if not any(map(log.has, _OF_REWARDS)):
         return None
@@ -1065,7 +1066,10 @@ def zero_loss_is_expected(log: RunLog) -> Finding | None:
         step for step in steps_told(log)
         if step.loss is not None and abs(step.loss) < ZERO and (step.grad or 0) > 0 and not step.is_dead
     ]  # fmt: skip
-    if some:
+    known = [step for step in steps_told(log) if step.loss is not None]
+    some = [step for step in some if not _has_moved(log, step)]
+    # What is 0 here and there, and not at first, is so by chance.
+    if some and (4 * len(some) >= len(known) or some[0] is known[0]):
         return info(
             "the loss is 0 by construction, the gradient is not: training goes on",
             some[0].point.where("loss"),
@@ -1075,6 +1079,16 @@ def zero_loss_is_expected(log: RunLog) -> Finding | None:
             steps=steps_of(some),
         )
     return None
+
+
+#: What the ratio of a batch's only update leaves of the policy's KL to itself.
+_UNMOVED = 1e-6
+
+
+def _has_moved(log: RunLog, step: StepTold) -> bool:
+    """Whether the log tells that the ratio of a step was not 1: a batch of several updates, or of older samples."""
+    at = (log.at(name, step.step) for name in ("policy_kl", "clip_fraction"))
+    return log.algorithm.updates > 1 or any(point is not None and abs(point.value) > _UNMOVED for point in at)
 
 
 #: Seconds that no step of a language model takes.

@@ -294,7 +294,9 @@ _TABLE: tuple[_Notice, ...] = (
         "define it in a module that the workers can import, under the name that it is loaded by",
     ),
     _Notice(
-        regex(r"\b[Rr]equeu(?:ed|ing)\b"), "warning", "time",
+        # A scheduler requeues jobs: what is given out again is named.
+        regex(r"^(?=.*(?:[Rr]ollout|[Tt]ask|[Rr]equest|[Ss]ample|[Pp]rompt|[Tt]rajector|[Ee]pisode))(?!.*\b[Jj]ob\b)"
+              r".*\b[Rr]equeu(?:ed|ing)\b"), "warning", "time",
         "rollouts are not answered in time and are given out again",
         "an agent, tool or engine is too slow or hangs; what comes late belongs to a batch that is gone",
         "look at the agent's own log; raise its time limit, or limit its turns and tokens", fewest=2,

@@ -407,7 +407,7 @@ def _place(point: Point) -> tuple[str | None, int | None]:
 
 def _moved_in_one_update(log: RunLog) -> Finding | None:
     """The same of a run that states one update for each batch: the ratio is taken before anything has moved."""
-    if not log.algorithm.is_updated_once:
+    if not log.algorithm.is_updated_once or log.algorithm.takes_engine_as_old:
         raise Skip("the learning rate is never 0, and no single update of a batch is stated: a ratio may be off 1")
     for signal, limit in (("policy_kl", SAME_FP32), ("clip_fraction", FEW_CLIPPED)):
         series = log.get(signal)

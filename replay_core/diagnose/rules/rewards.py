@@ -295,8 +295,9 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             len(known) >= FEW and len(alike) >= ALWAYS * len(known)
             and means is not None and len(set(means.finite)) > len(known) // 2
         )  # fmt: skip
-        solved = _as_bad(alike, known, means) == "error" and _solved(alike, means)
-        sure = None if copied or solved else sure_policy(log, steps_of(alike))
+        solved = _solved(alike, means)
+        nearly = not solved and _nearly_solved(alike, means)
+        sure = None if copied or solved or nearly else sure_policy(log, steps_of(alike))
         some = "" if len(alike) == len(known) else f", in {len(alike)} of {len(known)} steps"
         fallen = None if copied or solved or sure is not None else _fallen(alike, known, means)
         rare = None if copied or solved or sure is not None or fallen else _rarely_right(alike, known, means)
@@ -313,7 +314,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         )
         yield finding(
             # A step of a group or two that are all wrong is nothing odd.
-            "info" if some and len(alike) < FEW else "warning" if solved else as_bad,
+            "info" if some and len(alike) < FEW else "warning" if solved and as_bad == "error" else as_bad,
             copied
             + said
             + ("" if sure is None else sure[0])
@@ -330,7 +331,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             else sure[1]
             if sure is not None
             else _ACCEPTS
-            if _leapt(alike, known, log)
+            if _leapt(alike, known, log) and first_broken(log) is None
             else "a judge that is constant did not pay before: updates take from the policy what it could do (a turned "
             "sign of advantages, loss or KL; rewards or advantages of other samples; a learning rate that is too high; "
             "a clipping that is made wrongly), or the prompts get harder; the log does not tell which"
@@ -338,6 +339,9 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             else "every answer gets all that is paid for, which the reward rose to: these prompts have nothing more to "
             "teach" + _unpaid(log)
             if solved
+            else "the answers to a prompt are all right, or all wrong, as the reward nears its most: most prompts are "
+            "solved, and those that are not have no right answer among theirs"
+            if nearly
             else "prompts too hard for this policy, or too few responses to a step: most have no right answer among "
             "them, as chance has it at this rate"
             if rare is not None
@@ -387,6 +391,23 @@ def _solved(alike: list[StepTold], reward: Series | None) -> bool:
     most, begun = max(reward.finite), median(reward.finite[:3])
     near = most - 0.02 * abs(most)
     return begun < near and len(there) >= 0.9 * len(alike) and sum(one >= near for one in there) >= 0.8 * len(there)
+
+
+#: Share of its whole rise that a reward has come to where most prompts are solved.
+NEARLY = 0.75
+
+
+def _nearly_solved(alike: list[StepTold], reward: Series | None) -> bool:
+    """Whether the reward rises over the run, and four fifths of the steps without a spread lie in the upper quarter of
+    its rise: a policy that gets sure of right answers has an entropy that falls, too, and it is no collapse.
+    """
+    if reward is None or not trends.rises(reward.finite):
+        return False
+    at = {point.step: point.value for point in reward.points}
+    there = [at[step.point.step] for step in alike if step.point.step in at]
+    begun = median(reward.finite[:3])
+    near = begun + NEARLY * (max(reward.finite) - begun)
+    return bool(there) and len(there) >= 0.9 * len(alike) and sum(one >= near for one in there) >= 0.8 * len(there)
 
 
 def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None, of_one: bool = False) -> Severity:

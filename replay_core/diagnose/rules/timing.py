@@ -127,7 +127,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
             else "something accumulates in that phase: a queue or cache that is never emptied, requests that are not "
             "freed, sequences that are concatenated, fragmentation"
             if grown is not None
-            else "something accumulates: a growing buffer, logging, fragmentation",
+            else "each step has more to do, or something accumulates: a filter of groups (dynamic sampling) draws more "
+            "batches as more groups are solved; a growing buffer, logging, fragmentation",
             next_step="compare the phases' trends; " + _NEXT,
             steps=steps_of(whole.points[-len(last) :]),
         )

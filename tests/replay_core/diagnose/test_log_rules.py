@@ -15,7 +15,9 @@ NAN, INF = float("nan"), float("inf")
 
 
 def test_loss_zero_with_a_gradient_is_said_to_be_normal(tmp_path: Path) -> None:
-    diagnosis = diagnosed(tmp_path, trl([{"loss": 9e-5}, {"loss": 0.0}, {"loss": 1.1e-4}]))
+    diagnosis = diagnosed(
+        tmp_path, trl([{"loss": loss, "clip_ratio/region_mean": 0.0} for loss in (9e-5, 0.0, 1.1e-4)])
+    )
     assert told(diagnosis) == [("D02", "info")]
     assert only(diagnosis, "D02").steps == (1, 2)
 
