@@ -390,13 +390,19 @@ class Run:
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))
 
-    def lost(self, records: Sequence[Record] | None = None) -> list[Problem]:
-        """What was recorded and is not there any more: all of it, or of the steps and ranks of some of its records."""
-        lost = [problem for problem in self.problems if problem.is_lost]
-        if records is None:
-            return lost
-        places = {(record.key.step, record.key.rank) for record in records}
-        return [problem for problem in lost if problem.key is None or (problem.key.step, problem.key.rank) in places]
+    def lost(self, **asked: Selection | str | None) -> list[Problem]:
+        """What was recorded and is not there any more: all of it, or what of it is asked for, as `select` has it."""
+
+        def is_asked(key: RecordKey, part: str, wanted: Selection | str | None) -> bool:
+            own = getattr(key, part)
+            if wanted is None or (own is None and part != "step"):
+                return True
+            return bool(own == wanted) if isinstance(wanted, str) else wanted.has(own)
+
+        return [
+            one for one in self.problems
+            if one.is_lost and (one.key is None or all(is_asked(one.key, *part) for part in asked.items()))
+        ]  # fmt: skip
 
     def select(
         self,

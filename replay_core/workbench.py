@@ -56,10 +56,9 @@ def open_dump(
     each is opened for itself, and there may be thousands.
     """
     run = open_run(path, *more, on_event=on_event)
-    lost = run.lost()
+    lost = run.lost(step=step)
     if step is not None:
-        chosen = run.select(step=step)
-        lost, run.records = run.lost(chosen), chosen
+        run.records = run.select(step=step)
     unreadable: list[Problem] = []
     found: list[Problem] = []
     headers = headers and not run.inside
@@ -228,7 +227,6 @@ def compare_dumps(
     beside = {part: chosen.get(part) for part in scope_b or {}}
     records_b = _chosen(run_b, chosen) if scope_b is None else records_of_scope(run_b, scope_b, beside)
     notes: list[str] = []
-    lost = len(run_a.lost(records_a)) + len(run_b.lost(records_b))
     if digests:
         records_a, records_b, notes = by_digests(
             (run_a, run_b),
@@ -263,8 +261,9 @@ def compare_dumps(
         are_kept=entries is None,
         known=KeptFigures(measured, (run_a.path, run_b.path)) if measured else None,
     )
-    # Also of steps of which digests left no record to compare.
-    compared.records_unreadable += lost - len(run_a.lost(records_a)) - len(run_b.lost(records_b))
+    compared.records_unreadable += len(run_a.lost(**chosen)) if records_a is not None else 0
+    asked_b = chosen if scope_b is None else beside
+    compared.records_unreadable += len(run_b.lost(**asked_b)) if records_b is not None else 0
     if not (name or digests):
         of_a, of_b = records_a or run_a.records, records_b or run_b.records
         found = among_ranks(compared, of_a, of_b, exact=exact, tolerances=tolerances, on_event=on_event)

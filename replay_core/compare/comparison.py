@@ -50,6 +50,7 @@ from replay_core.compare.pairing.align import (
 from replay_core.compare.pairing.axes import lay_alike
 from replay_core.compare.pairing.expert_rows import ExpertsOfRanks, Missent, missent
 from replay_core.compare.pairing.micro_batch_pair import CUT_OTHERWISE
+from replay_core.compare.pairing.own_clip import clipped_alone
 from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
@@ -265,7 +266,7 @@ def compare_runs(
     tell()
     on_event(Progress(done, done, "compared"))
     result.notes += cut_otherwise.notes
-    result.records_unreadable += len(damaged) + len(a.lost(records_a)) + len(b.lost(records_b))
+    result.records_unreadable += len(damaged) + _lost(a, records_a) + _lost(b, records_b)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
     result.problems = without_repeats(result.problems)
     if (nans := result.tally.nans) is not None:
@@ -280,6 +281,11 @@ def compare_runs(
     if not result.tally.is_looked_at:
         raise _nothing(result, chosen_a, chosen_b, renames.unused() if renames is not None else [])
     return result
+
+
+def _lost(run: Run, chosen: Sequence[Record] | None) -> int:
+    """Of a part of a run, whoever chose it knows."""
+    return len(run.lost()) if chosen is None else 0
 
 
 def measure_part(
@@ -641,6 +647,9 @@ class _Work:
             elif is_tied(pair, micro_pair):
                 tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 notes.first.append((micro_pair, tied))
+            elif pair.name == "clipped_grad_norm" and (clip := clipped_alone(micro_pair)) is not None:
+                by = f"{clip[0]}'s gradients are clipped as they are recorded, by {clip[1]:.4g} and its own function"
+                notes.first.append((micro_pair, by))
             elif are_places(pair, micro_pair):
                 which = "a" if pair.b is None else "b"
                 as_none = f"{pair.name}, which {which} alone has, counts the places of tokens, as where none are given"

@@ -79,7 +79,7 @@ def _picked(ref: TensorRef, samples: list[int]) -> TensorRef:
 
 def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
     """Whether a head that only one side stores is that side's own embedding, byte for byte: the two are tied. Of other
-    names than a head's: whether it is another matrix that both sides have, the only ones of their shape.
+    names than a head's: whether it is the one embedding of its shape, which both sides have.
     """
     if pair.a is not None and pair.b is not None:
         return False
@@ -92,23 +92,24 @@ def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
                 return False
             own = [ref for _, ref in here.ending(*naming.EMBEDDINGS) if (ref.canonical or ref.name).startswith(prefix)]
         else:
-            own = _only_ones_like(head, pair.name, here, there)
+            own = _looked_up_like(head, pair.name, here, there)
         every = _of_every_rank(head, micro_pair) if own else ()
         return any(_are_the_same(every, _of_every_rank(ref, micro_pair)) for ref in own)
     except DumpError:
         return False
 
 
-def _only_ones_like(head: TensorRef, name: str, here: Side, there: Side) -> list[TensorRef]:
-    """The one other weight or gradient of a matrix's shape, where both sides have it and it is not all zeros."""
+def _looked_up_like(head: TensorRef, name: str, here: Side, there: Side) -> list[TensorRef]:
+    """The one embedding of a matrix's shape, by its name, where both sides have it and it is no constant."""
     prefix = next((one for one in ("grad.", "param.") if name.startswith(one)), None)
-    if prefix is None or len(head.shape) != 2 or not name.endswith(".weight"):
+    if prefix is None or len(head.shape) != 2 or not name.endswith(".weight") or head.shape[0] in (1, head.shape[1]):
         return []
-    alike = [ref for _, ref in here.shaped(head.shape) if ref is not head]
+    alike = [ref for _, ref in here.embeddings() if ref is not head and ref.shape == head.shape]
     alike = [ref for ref in alike if (ref.canonical or ref.name).startswith(prefix)]
     if len(alike) != 1 or not there.named(alike[0].canonical or alike[0].name) or not head.is_readable:
         return []
-    return alike if pages.array(head).any() else []
+    values = pages.array(head)
+    return alike if (values != values.reshape(-1)[:1]).any() else []
 
 
 def are_places(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:

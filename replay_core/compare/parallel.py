@@ -265,7 +265,7 @@ def _far_off(rows: Sequence[TensorVerdict]) -> Found | None:
 
 
 def _all_others(rows: Sequence[TensorVerdict]) -> Found | None:
-    """Ranks whose weights are nearly all others in the first step: by far more than a step moves any."""
+    """Ranks whose weights are nearly all others in the first step, and nothing like the other run's."""
     first = next((row for row in rows if row.verdict.diverges), None)
     if (
         first is None
@@ -276,7 +276,12 @@ def _all_others(rows: Sequence[TensorVerdict]) -> Found | None:
         return None
     weights = [row for row in rows if row.key.step == first.key.step and row.name.startswith("param.")]
     # What begins as ones or zeros is alike whatever the seed.
-    off = [row for row in weights if row.figures is not None and row.figures.total.rel_l2 > _OTHER]
+    off = [
+        row for row in weights
+        if row.figures is not None and row.figures.total.rel_l2 > _OTHER and row.ranks is not None and row.ranks.off
+        # A weight that was nothing before its first step is made by it alone.
+        and "lora_" not in row.name and all(abs(row.ranks.off[rank][1]) < _UNLIKE for rank in row.ranks.parted)
+    ]  # fmt: skip
     ranks = {row.ranks.parted for row in off if row.ranks is not None}
     if len(off) < max(_FEWEST_WEIGHTS, _NEARLY_ALL * len(weights)) or len(ranks) != 1:
         return None
@@ -287,8 +292,8 @@ def _all_others(rows: Sequence[TensorVerdict]) -> Found | None:
     fault = Fault(
         "other weights", those,
         f"{len(off)} of {len(weights)} weights on {whose(those)} are others than the other run's in step "
-        f"{first.key.step}, by far more than a step moves them ({one} and so on): they were not brought from one rank "
-        "at the beginning (no broadcast, another seed), or loaded from elsewhere",
+        f"{first.key.step}, and nothing like them ({one} and so on): they were not brought from one rank at the "
+        "beginning (no broadcast, another seed), or loaded from elsewhere",
     )  # fmt: skip
     return Found(fault, off[0].name, first.key.step, len(off))
 

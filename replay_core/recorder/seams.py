@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -180,7 +181,9 @@ def made_from(loss: Any, calls: Mapping[int, frozenset[int]]) -> int | None:
     """Which one of several calls a loss was made from, by the numbers of what each put out; None where that is none of
     them, or several.
     """
-    made = {number: call for call, numbers in calls.items() for number in numbers}
+    # Threads count each for itself, and what a call hands through is the one's before it as well.
+    several = Counter(number for numbers in calls.values() for number in numbers)
+    made = {number: call for call, numbers in calls.items() for number in numbers if several[number] == 1}
     if not made:
         return None
     waiting, seen, found = [loss.grad_fn], set[Any](), set[int]()

@@ -41,6 +41,8 @@ from replay_core.records import MEAN_OVER_RANKS
 _SHAPES = frozenset({"_shape_inference", "_forward_metadata_inference", "_prepare_forward_infra"})
 #: Functions that sample token by token: their model calls are counted, not recorded.
 _SAMPLERS = frozenset({"generate", "_sample", "sample", "_generate", "generate_step", "beam_search"})
+#: Calls of a step whose losses are still looked for.
+_MOST_CALLS = 1024
 #: An output larger than this is left out and counted, unless outputs are asked for.
 _SMALL_OUTPUT = 64 << 20
 _LOGITS = "forward.output.logits"
@@ -125,6 +127,8 @@ class _Watch:
         #: Optimizers that stepped since the last call of a model, and gradients recorded in the step by role.
         self._stepped: list[Any] = []
         self._gradients_of: Counter[str] = Counter()
+        #: Optimizers that are stepping, one within the other.
+        self._updating: list[Any] = []
         #: Weights whose gradients were recorded when they were about to be clipped, and the step's weights kept.
         self._clipped: set[int] = set()
         self._kept: int | None = None
@@ -337,7 +341,10 @@ class _Watch:
         if torch.is_grad_enabled():
             self._graded[role] = micro
             every = (value for _, value in hooks.tensors_of("forward.output", output))
-            self._put_out.setdefault(role, {})[micro] = seams.sequence_numbers(every)
+            put_out = self._put_out.setdefault(role, {})
+            put_out[micro] = seams.sequence_numbers(every)
+            if len(put_out) > _MOST_CALLS:  # no optimizer ends the step
+                del put_out[next(iter(put_out))]
             if role == "actor":
                 self._train_on(given)
             self._keep_weights(module, role, step)
@@ -457,6 +464,11 @@ class _Watch:
         if self._trainer is not None:
             return
         self._open()
+        if optimizer in self._updating:
+            self._updating.clear()  # what it began was never done
+        self._updating.append(optimizer)
+        if len(self._updating) > 1:
+            return  # of one that keeps another for its share (ZeroRedundancyOptimizer): its gradients are recorded
         if any(stepped() is optimizer for stepped in self._stepped):
             self._after_optimizers()
         step = self._current()
@@ -512,6 +524,10 @@ class _Watch:
 
     def _after_update(self, optimizer: Any) -> None:
         """The step is over at the next call of a model: until then another optimizer may take its part of it."""
+        if optimizer in self._updating:
+            del self._updating[self._updating.index(optimizer) :]
+        if self._updating:
+            return
         if self._trainer is None and self._step is not None:
             self._stepped.append(weakref.ref(optimizer))
 
@@ -568,8 +584,9 @@ class _Watch:
         # (GPipe), each loss is of the call it was made from.
         known = self._lost_of.setdefault(role, set())
         micro = self._graded.get(role, 0)
-        waiting = {call: of for call, of in self._put_out.get(role, {}).items() if call not in known}
-        if (len(waiting) > 1 or micro in known) and (made_from := seams.made_from(loss, waiting)) is not None:
+        put_out = self._put_out.get(role, {})
+        waiting = [call for call in put_out if call not in known]
+        if (len(waiting) > 1 or micro in known) and (made_from := seams.made_from(loss, put_out)) is not None:
             micro = made_from
         micro = micro if micro not in known else max(*known, self._calls_of[role] - 1) + 1
         known.add(micro)

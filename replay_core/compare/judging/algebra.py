@@ -355,7 +355,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
         found.relation = "mean" if times > 1 else "parts"
         found.summands, found.times = tuple(number - 1 for number in weights), times
         # Of a loss each rank may have a part by right; a parameter's gradient is to be one.
-        if not enough and not (is_gradient and left <= _SURELY * size and left <= _LEFT * nearest):
+        if not enough and (is_short or not is_gradient or left > _SURELY * size or left > _LEFT * nearest):
             return
         if weights is first_of and times == 1 and len(classes) < count:
             groups = "; ".join(named(ranks[number - 1] for number in members) for members in classes)

@@ -93,11 +93,14 @@ def otherwise(
     if through is not None and (through[0].shape[0] != whole.shape[2] or through[1].shape != whole.shape[2:]):
         return None
     there_BSO, here_BSO = (pages.array(ref).astype(np.float64) for ref in (whole, laid))
-    if (summed_BSO := _nearer_sum(held, there_BSO)) is not None:
-        here_BSO = summed_BSO
     if not np.isfinite(there_BSO).all() or not np.isfinite(here_BSO).all():
         return None
     raw = IntoAttention(what, held, given, whole.shape[:2], through, channels_of(here_BSO - there_BSO), whole.shape[2])
+    if not raw.are_known:
+        return None
+    if (summed_BSO := _nearer_sum(held, there_BSO)) is not None:
+        here_BSO = summed_BSO
+        raw.channels = channels_of(here_BSO - there_BSO)
     is_half = bool({"bfloat16", "float16"} & {whole.dtype, laid.dtype})
     found: list[tuple[float, str, tuple[int, ...], str]] = []
     fits: dict[int, tuple[CutHeads, SeenFrom] | None] = {}
@@ -141,10 +144,12 @@ def _nearer_sum(held: HeldByRanks, there_BSO: Array) -> Array | None:
         return None
     if not all(ref.is_readable for ref in held.parts):
         return None
-    parts = [pages.array(ref).astype(np.float64) for ref in held.parts]
-    total_BSO = np.asarray(sum(parts))
-    apart = float(np.linalg.norm(total_BSO - there_BSO))
-    return total_BSO if all(apart < float(np.linalg.norm(one - there_BSO)) for one in parts) else None
+    total_BSO, nearest = np.zeros_like(there_BSO), np.inf
+    for ref in held.parts:
+        part_BSO = pages.array(ref).astype(np.float64)
+        total_BSO += part_BSO
+        nearest = min(nearest, float(np.linalg.norm(part_BSO - there_BSO)))
+    return total_BSO if float(np.linalg.norm(total_BSO - there_BSO)) < nearest else None
 
 
 def _supposed(

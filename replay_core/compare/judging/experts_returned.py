@@ -61,13 +61,14 @@ def of_returned(
     stands: list[tuple[int, int]] = []
     explained = 0
     for token in off.tolist():
-        if (pair := rows.difference(here_ND[token] - there_ND[token])) is not None:
+        of_there, of_here = rows.two(there_ND[token]), rows.two(here_ND[token])
+        if of_there and of_here:
+            # The same rows are weighed otherwise, and stand where they belong.
+            right, wrong = of_there - of_here, of_here - of_there
+        elif (pair := rows.difference(here_ND[token] - there_ND[token])) is not None:
             right, wrong = {pair[0]}, {pair[1]}
         else:
-            of_there, of_here = rows.two(there_ND[token]), rows.two(here_ND[token])
-            if not of_there or not of_here:
-                continue
-            right, wrong = of_there - of_here, of_here - of_there
+            continue
         if not wrong:
             continue
         explained += 1

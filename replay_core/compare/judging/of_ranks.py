@@ -43,6 +43,7 @@ from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
+from replay_core.compare.pairing.own_clip import clipped_alone
 from replay_core.compare.pairing.own_copies import is_same, other_copies
 from replay_core.compare.pairing.ranks import (
     MAY_BE_PARTS,
@@ -81,10 +82,10 @@ _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 #: What a model returned, as one of several that are numbered.
 _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
-#: What is normalised over samples.
 #: Kinds of what is said of samples and tokens that is no number of theirs to be scaled or moved.
 _NO_NUMBERS = ("ids", "positions", "mask", "loss", "note", "metric")
 _OF_EXPERT = regex(r"\.experts?\.")
+_ROUTER = regex(r"(?:^|\.)(?:\w*router|gate|wg)$")
 #: One of a list of modules within a layer, whatever it is called: an expert, where ranks have other ones of it each.
 _ONE_OF_LIST = regex(r"(?<=\.)\w+\.\d{1,9}\.output$")
 
@@ -123,6 +124,7 @@ class OfRanks:
         self._slices: dict[Any, list[HeldByRanks]] = defaultdict(list)
         #: Of a micro-batch: the outputs of layers whose experts are each on some of the ranks; of each what its experts
         #: put out, and whose they are.
+        self._clips: dict[Any, tuple[str, float] | None] = {}
         self._of_experts: dict[Any, dict[str, list[tuple[int, TensorRef]]]] = defaultdict(dict)
         #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
         self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
@@ -195,6 +197,7 @@ class OfRanks:
             self._step = row.key.step
             for known in (self._off_micro, self._last, self._heads, self._into_attention, self._micro_before):
                 known.clear()
+            self._clips.clear()
         self._note_tokens(together, row)
         if held is None:
             if row.skipped is None and not row.verdict.diverges:
@@ -338,6 +341,20 @@ class OfRanks:
                 self._judge_as(row, (looked_up,), 1.0, said, pair, micro_pair, judge)
                 return
         found = row.ranks = algebra.explain(row.name, whole, together, held)
+        is_of_gradients = row.name.startswith("grad.") or row.name == "grad_norm"
+        clip = self._own_clip(row, micro_pair) if is_of_gradients and row.key.micro is None else None
+        if clip is not None:
+            which, clipped_by = clip
+            scaled = 1 / clipped_by if which == together.which else clipped_by
+            found.fault, found.parted = None, ()
+            said = f"times {scaled:.4g}, for {which}'s gradients are recorded behind a clipping of its trainer's own"
+            self._judge_as(row, (laid,), scaled, said, pair, micro_pair, judge)
+            if row.skipped is None:
+                _judge_copies(row, pair, micro_pair, held, together, judge, scaled)
+                row.reason = row.reason if row.reason.startswith(said) else f"{said}: {row.reason}"
+            if not row.verdict.diverges:
+                return
+            row.ranks = found = algebra.explain(row.name, whole, together, held)
         if kind == "loss" and found.relation == "all" and not held.is_cut:
             self._as_parts_before(row, found, pair, micro_pair, held, judge)
         if self._are_parts(row, found, pair, micro_pair, held, judge):
@@ -386,7 +403,9 @@ class OfRanks:
         if kind == "activation" and (fault is None or fault.kind == "apart"):
             fault = algebra.rounded_on_some(row.name, whole, held) or fault
             first, _ = self._first_off.get(row.key.step, (None, None))
-            if first is None or naming.module_of(first.name) == naming.module_of(row.name):
+            is_first = first is None or naming.module_of(first.name) == naming.module_of(row.name)
+            # Elsewhere a constant of each channel is as often a bias that is left out, or rows that are all alike.
+            if is_first and _ROUTER.search(naming.module_of(row.name)):
                 fault = own_rows.own_constant(row.name, whole, held, found.parted) or fault
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, found.parted) or fault
@@ -582,6 +601,12 @@ class OfRanks:
         other = judge(TensorPair(pair.name, *((mine, pair.b) if is_a else (pair.a, mine))), micro_pair)
         _take(row, other)
         row.reason = f"{said}: {row.reason}"
+
+    def _own_clip(self, row: TensorVerdict, micro_pair: MicroBatchPair) -> tuple[str, float] | None:
+        place = row.place[:2]
+        if place not in self._clips:
+            self._clips[place] = clipped_alone(micro_pair)
+        return self._clips[place]
 
     def _of_own_mean(self, row: TensorVerdict, found: Ranked, together: Together) -> float | None:
         """By what a gradient at a module's output is to be multiplied, which is larger by the number of ranks whose

@@ -24,11 +24,15 @@ from replay_core.records import Inline, TensorRef
 _FEWEST, _NARROWEST = 8, 8
 #: Fewer numbers, of a sample each, are those of others by chance.
 _FEWEST_SAMPLES = 3
+#: What part of the numbers of tokens that are all moved by one is another one's.
+_MOSTLY_OFF = 0.5
 #: What part of a difference may be left, of what explains it; and how far factors may be from one.
 _LEFT = 0.02
 _MOST = 1 << 22
 _MOST_ROWS = 4096
 _MOST_RANKS = 64
+#: Rows vary by this part of their norm.
+_VARIES = 0.1
 #: How near the mean and the deviation of numbers are to 0 and 1 that were made so.
 _MADE_SO = 1e-3
 
@@ -223,8 +227,11 @@ def _moved_by(here: Array, there: Array) -> int | None:
     """By how many tokens a row stands later than the other run's: one or minus one; None where it does not."""
     for by in (1, -1):
         mine, others = (here[:, 1:], there[:, :-1]) if by > 0 else (here[:, :-1], there[:, 1:])
-        if mine.shape[1] >= _FEWEST and others.any() and np.abs(mine - others).max() <= 1e-5 * np.abs(others).max():
-            return by if len(np.unique(others)) >= _FEWEST else None
+        if mine.shape[1] < _FEWEST or np.abs(mine - others).max() > 1e-5 * np.abs(others).max(initial=0.0):
+            continue
+        # Where neighbours are alike (advantages of whole responses), whoever is moved stands as before.
+        is_off = np.abs(here - there) > 1e-5 * np.abs(there).max(initial=0.0)
+        return by if is_off.mean() > _MOSTLY_OFF else None
     return None
 
 
@@ -240,9 +247,12 @@ def own_constant(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequenc
         if own.here.shape != own.there.shape or not np.isfinite(own.here).all():
             return None
         off_NH = (own.here - own.there).reshape(-1, whole.shape[-1])
-        off_NH = off_NH[own.there.reshape(off_NH.shape).any(1)]
         size = float(np.linalg.norm(off_NH))
         if len(off_NH) < _FEWEST or not size or np.linalg.norm(off_NH - off_NH.mean(0)) > _LEFT * size:
+            return None
+        there_NH = own.there.reshape(off_NH.shape)
+        # Rows that are all alike are off by a constant whatever is wrong.
+        if np.linalg.norm(there_NH - there_NH.mean(0)) < _VARIES * np.linalg.norm(there_NH):
             return None
     return Fault(
         "own constant", tuple(parted),

@@ -18,6 +18,7 @@ from replay_core.compare.pairing.by_name import renumbered
 from replay_core.compare.pairing.matching import Pool, match
 from replay_core.errors import RldbgError
 from replay_core.records import Problem, Record, RecordKey, TensorRef
+from replay_core.regexes import regex
 from replay_core.samples.batch import Batch, Placed, batch_of, fills_the_mask
 from replay_core.samples.layout import Bools, Ints, TokenLayout, positions_of, samples_of
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from replay_core.compare.pairing.folding import FieldFolder
     from replay_core.compare.pairing.ranks import Together
 
+#: The weight of a lookup of words, by its name.
+_EMBEDDING = regex(r"(?:^|\.)(?:wte|\w*embed\w*|tok|tok_\w+|\w*words?\w*|\w*vocab\w*)\.weight$")
 #: (step, micro, rank, role)
 Parts = tuple[Any, ...]
 
@@ -176,12 +179,12 @@ class Side(Struct):
             found[ends] = [held for (name, _), held in self.tensors.items() if name.endswith(ends)]
         return found[ends]
 
-    def shaped(self, shape: tuple[int, ...]) -> list[tuple[Record, TensorRef]]:
-        """The tensors of a shape."""
+    def embeddings(self) -> list[tuple[Record, TensorRef]]:
+        """The weights, and their gradients, of what is called as a lookup of words."""
         found = self._lookup()
-        if ("shape", shape) not in found:
-            found["shape", shape] = [held for held in self.tensors.values() if held[1].shape == shape]
-        return found["shape", shape]
+        if "embeddings" not in found:
+            found["embeddings"] = [held for (name, _), held in self.tensors.items() if _EMBEDDING.search(name)]
+        return found["embeddings"]
 
     def _lookup(self) -> dict[Any, list[tuple[Record, TensorRef]]]:
         """Made once: every one of ten thousand tensors without a counterpart is looked for by its name."""

@@ -24,7 +24,7 @@ from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share, 
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.compare.pairing.pipeline import handed_over
 from replay_core.compare.pairing.same_rows import same_rows
-from replay_core.compare.pairing.slices import among
+from replay_core.compare.pairing.slices import among, makes_words
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.records import FileBytes, Inline, Parts, Problem, Record, RecordKey, TensorRef, Unreadable
@@ -549,6 +549,7 @@ class RankGroup:
                     together.handed.append((rank, key[0]))  # by the stage before, in whose outputs it is
                     continue
                 by_name.setdefault(key, {})[rank] = (record, ref if key is own else _called(ref, key, whole))
+        in_another_order: list[str] = []
         made: dict[tuple[str, str], list[TensorRef]] = defaultdict(list)
         first: dict[tuple[str, str], Record] = {}
         for (name, stage), by_rank in by_name.items():
@@ -573,11 +574,7 @@ class RankGroup:
                     together.padded.setdefault(past, []).append(name)
             if facing is not None and (ordered := _rows_of_expert(name, held, facing[1])) is not None:
                 held = ordered
-                said = (
-                    f"rows of {name.rpartition('.')[0]} stand in another order in {together.which}, and are paired by "
-                    "their values: an expert's tokens have no order of their own"
-                )
-                together.staged += [said] * (said not in together.staged)
+                in_another_order.append(name)
             ref = standing_for(held)
             if facing is not None and (why := self._why_lost(held, stage, facing[1], ref)) is not None:
                 # The first slice would stand for what nobody has whole.
@@ -587,6 +584,12 @@ class RankGroup:
             place = stage, str(record.key.role)
             first.setdefault(place, record)
             made[place].append(ref)
+        if in_another_order:
+            more = f" and {len(in_another_order) - 1} more" if len(in_another_order) > 1 else ""
+            together.staged.append(
+                f"the rows of {in_another_order[0]}{more} stand in another order in {together.which}, and are paired "
+                "by their values: an expert's tokens have no order of their own"
+            )
         records = []
         for place, refs in made.items():
             one = first[place]
@@ -654,6 +657,12 @@ class RankGroup:
 
     def _held(self, refs: dict[int, TensorRef], whole: TensorRef | None, stage: str) -> HeldByRanks:
         """What each rank has of a tensor, by its shape beside the other run's."""
+        called = whole.name if whole is not None else ""
+        if called == "forward.output" and refs:
+            # What a model returns are its logits where its head put out as much.
+            shape = next(iter(refs.values())).shape
+            heads = (one for _, one in self._ranks[min(refs)].tensors.values() if one.shape == shape)
+            called = next((one.name for one in heads if one.name != called and makes_words(one.name)), called)
         ranks, parts = tuple(refs), tuple(refs.values())
         alike = HeldByRanks(ranks, parts)
         if (
@@ -696,11 +705,11 @@ class RankGroup:
                 ends = [min(at * lengths[0], total) for at in range(len(lengths) + 1)]
                 own = tuple(((at, end - at),) for at, end in pairwise(ends))
                 return _held_along(ranks, parts, axis, own)
-        tried = [*self._within_groups(refs, lengths, total, whole.name)]
+        tried = [*self._within_groups(refs, lengths, total, called)]
         if (in_turn := _one_after_the_other(lengths, total)) is not None:
             tried.append(in_turn)
         if len(set(lengths)) == 1:
-            tried += among([range(len(lengths))], len(lengths), lengths[0], total, whole.name)
+            tried += among([range(len(lengths))], len(lengths), lengths[0], total, called)
         laid = [_held_along(ranks, parts, axis, stretches) for stretches in dict.fromkeys(tried)]
         if len(laid) < 2:
             return (*laid, alike)[0]
@@ -1259,8 +1268,8 @@ def _runs(numbers: list[int]) -> Iterator[Stretch]:
 
 
 def _rows_of_expert(name: str, held: HeldByRanks, whole: TensorRef) -> HeldByRanks | None:
-    """An expert's rows in the order of the other run's, where the rank that has the expert was sent its tokens in another
-    one; None where they are in that order, or are other rows.
+    """An expert's rows in the order of the other run's, where the rank that has the expert was sent its tokens in
+    another one; None where they are in that order, or are other rows.
     """
     (part, *others) = held.parts
     if others or not naming.is_routed(name) or part.shape != whole.shape or len(part.shape) != 2:

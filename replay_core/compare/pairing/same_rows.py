@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-#: How far rows may be from those they are paired with, of their norm, and of how far they are from those in their place.
+#: How far rows may be from those they are paired with: of their norm, and of how far those in their place are.
 _NEAR, _OF_PLACE = 0.05, 0.1
 
 

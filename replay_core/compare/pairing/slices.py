@@ -16,8 +16,8 @@ Places = tuple[tuple[Stretch, ...], ...]
 
 #: Tensors with an axis of the vocabulary.
 _VOCABULARY = re.compile(
-    r"(?:^|\.)(?:wte|lm_\w+|output_layer|\w*logits|\w*embed\w*|\w*vocab\w*|tok|tok_\w+|word_\w+)(?:\.|$)"
-    r"|(?:^|\.)head\.(?:weight|bias|output)$|^(?:grad\.|param\.)?output\.(?:weight|bias|output)$|^forward\.output$"
+    r"(?:^|\.)(?:wte|lm_head|output_layer|\w*logits|\w*embed\w*|\w*vocab\w*|tok_\w+|word_\w+)(?:\.|$)"
+    r"|(?:^|\.)(?:head|tok|lm_\w+)\.(?:weight|bias|output)$|^(?:grad\.|param\.)?output\.(?:weight|bias|output)$"
 )
 
 
@@ -33,6 +33,11 @@ def places_of(ranks: int, length: int, total: int, name: str) -> Iterator[list[S
             yield [(number // copies * length, length) for number in range(ranks)]
     elif 0 < held - total < length and _VOCABULARY.search(name):
         yield [(number * length, min(length, total - number * length)) for number in range(ranks)]
+
+
+def makes_words(name: str) -> bool:
+    """Whether a tensor is called as one with an axis of the vocabulary is."""
+    return _VOCABULARY.search(name) is not None
 
 
 def among(groups: Sequence[Sequence[int]], count: int, length: int, total: int, name: str) -> Iterator[Places]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,3 +54,8 @@ def test_a_file_that_is_gone_of_another_step_takes_nothing_from_those_that_are_c
     document = workbench.compare_dumps(tmp_path / "a", tmp_path / "b", step=Selection.parse("0"))
     assert document["coverage"]["records_unreadable"] == 0
     assert exit_code(document) == 0
+    asked: dict[str, Any]
+    for asked in ({"step": Selection.parse("0:2")}, {"stage": "loss"}):
+        assert workbench.compare_dumps(tmp_path / "a", tmp_path / "b", **asked)["coverage"]["records_unreadable"] == 2
+    both: dict[str, Any] = {"step": Selection.parse("0"), "stage": "loss"}
+    assert workbench.compare_dumps(tmp_path / "a", tmp_path / "b", **both)["coverage"]["records_unreadable"] == 0

@@ -106,10 +106,20 @@ def test_a_model_that_returns_one_tensor_hands_on_its_last_layers_output(off: fl
 def test_words_past_the_other_runs_vocabulary_are_none_of_its_logits(name: str, tmp_path: Path) -> None:
     logits = random(4, 16, 61)
     padded = torch.cat([logits, random(4, 16, 3, seed=1)], -1)
-    ranks = [given(**{name: own.contiguous()}) for own in padded.chunk(2, -1)]
-    found = compared(tmp_path, given(**{name: logits}), *ranks)
+    # What a model returns are words where its head put out as many.
+    names = ("unembed.output", name) if name == "forward.output" else (name,)
+    ranks = [given(**dict.fromkeys(names, own.contiguous())) for own in padded.chunk(2, -1)]
+    found = compared(tmp_path, given(**dict.fromkeys(names, logits)), *ranks)
     assert verdicts(found)[name] == "SAME"
     assert any("a padded vocabulary" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["forward.output", "lm_backbone.layers.0.mlp.output", "layers.0.o_proj.output"])
+def test_channels_past_the_other_runs_are_none_of_a_padded_vocabulary(name: str, tmp_path: Path) -> None:
+    whole = random(4, 16, 15)
+    ranks = [given(**{name: one}) for one in (whole[..., :8].contiguous(), random(4, 16, 8, seed=3))]
+    found = compared(tmp_path, given(**{name: whole}), *ranks)
+    assert verdicts(found)[name] in ("SHAPE", "DIFF")
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, "SAME"), (1.5, "DIFF")])
