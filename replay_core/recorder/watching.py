@@ -585,8 +585,7 @@ class _Watch:
         known = self._lost_of.setdefault(role, set())
         micro = self._graded.get(role, 0)
         put_out = self._put_out.get(role, {})
-        waiting = [call for call in put_out if call not in known]
-        if (len(waiting) > 1 or micro in known) and (made_from := seams.made_from(loss, put_out)) is not None:
+        if len(put_out) > 1 and (made_from := seams.made_from(loss, put_out)) is not None:
             micro = made_from
         micro = micro if micro not in known else max(*known, self._calls_of[role] - 1) + 1
         known.add(micro)

@@ -123,6 +123,18 @@ def test_a_tied_head_of_another_stage_is_the_embedding_on_every_rank_that_has_it
     assert any("tied weights" in note for note in found.notes) is (off == 0)
 
 
+@pytest.mark.parametrize(("name", "other"), [
+    ("critic.score", "target_critic.score"), ("adapter_in", "adapter_out"), ("embed_tokens", "position_embed"),
+])  # fmt: skip
+def test_a_weight_that_equals_another_is_missed_where_that_is_no_lookup_of_words(
+    name: str, other: str, tmp_path: Path
+) -> None:
+    values = torch.ones(6, 4) if "embed" in name else torch.eye(6)[:, : 1 if "score" in name else 6]
+    one = {"param": {f"param.{name}.weight": values, "param.norm.weight": torch.ones(8)}}
+    two = {"param": {**one["param"], f"param.{other}.weight": values}}
+    assert compared(tmp_path, one, two).counts["MISSING"] == 1
+
+
 @pytest.mark.parametrize("breaks", [Path.unlink, lambda shard: shard.write_bytes(shard.read_bytes()[:-64])])
 def test_a_shard_that_cannot_be_read_is_named_and_never_a_clean_bill(breaks: object, tmp_path: Path) -> None:
     broken = sharded(tmp_path / "b", weights())

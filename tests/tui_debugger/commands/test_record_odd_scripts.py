@@ -135,6 +135,28 @@ for number in range(3):
 """
 
 
+TWO_LOSSES_OF_A_CALL = """
+for number in range(2):
+    optimizer.zero_grad()
+    out = [model(batch(10 * number + micro)) for micro in range(3)]
+    for micro in range(3):
+        (out[micro].pow(2).mean() + micro).backward(retain_graph=True)
+        (out[micro].mean() + 100 + micro).backward()
+    optimizer.step()
+"""
+
+KEEPS_ANOTHER = """
+class Sharded(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.own = torch.optim.SGD(self.param_groups[0]["params"][:2], lr=0.1)
+    def step(self, closure=None):
+        self.own.step()
+optimizer = Sharded(model.parameters())
+train(3)
+"""
+
+
 def counted(run: Run) -> dict[str, int]:
     return Counter(str(record.key.stage) for record in run.records)
 
@@ -150,6 +172,26 @@ def test_a_loss_is_of_the_call_it_was_made_from_where_all_calls_come_first(turn:
     assert len(losses) == 12
     for key, record_ in losses.items():
         assert int(array(next(iter(record_.tensors())))) == key.micro
+
+
+@pytest.mark.long
+def test_a_second_loss_of_a_call_takes_no_later_calls_number(tmp_path: Path) -> None:
+    answer = record(tmp_path, BEGIN + TWO_LOSSES_OF_A_CALL)
+    assert answer.returncode == 0, answer.stderr
+    losses = [one for one in open_run(tmp_path / "dump").records if one.key.stage == "loss"]
+    said = {one.key.micro: float(array(next(iter(one.tensors())))) for one in losses if one.key.step == 0}
+    assert all(int(said[micro]) == micro for micro in range(3))
+    assert sorted(int(said[micro]) // 100 for micro in range(3, 6)) == [1, 1, 1]
+
+
+@pytest.mark.long
+def test_an_optimizer_that_keeps_another_steps_once(tmp_path: Path) -> None:
+    """As ZeroRedundancyOptimizer does for its share."""
+    answer = record(tmp_path, BEGIN + KEEPS_ANOTHER)
+    assert answer.returncode == 0, answer.stderr
+    run = open_run(tmp_path / "dump")
+    assert run.steps() == [0, 1, 2]
+    assert [one.key.micro for one in run.records if one.key.stage == "gradient"] == [None] * 3
 
 
 @pytest.mark.long

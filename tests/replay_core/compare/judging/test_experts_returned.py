@@ -67,6 +67,24 @@ def test_rows_of_all_ranks_that_one_rank_put_at_other_tokens_are_its_own() -> No
     assert "stands at others on rank 1" in fault.sentence
 
 
+@pytest.mark.parametrize("times", [0.0, 0.5, 1.5])
+def test_gates_of_both_experts_that_are_others_move_no_rows(times: float) -> None:
+    """Both of a token's experts on one rank, their gates adding up to one: what is off is along their difference."""
+    layer = Layer(2)
+    layer.picked_TK = (
+        layer.picked_TK // 2 * 0
+        + torch.tensor([[0, 1]]).expand_as(layer.picked_TK)
+        + 2 * (torch.arange(TOKENS)[:, None] % 2)
+    )
+    layer.tokens = [(layer.picked_TK == expert).any(1).nonzero()[:, 0] for expert in range(EXPERTS)]
+    layer.rows = [random(len(tokens), WIDTH, seed=30 + expert) for expert, tokens in enumerate(layer.tokens)]
+    whole, right = layer.output(layer.rows), layer.gates_TK
+    layer.gates_TK = right.flip(1) if not times else (right.log() / times).softmax(1)
+    wrong = layer.output(layer.rows)
+    held = cut(wrong.chunk(2), 0)
+    assert experts_returned.of_returned("moe.output", as_ref(whole), as_ref(wrong), held, layer.experts()) is None
+
+
 @pytest.mark.parametrize("case", ["noise", "another gate", "an expert left out", "not finite"])
 def test_what_other_rows_do_not_make_is_not_explained(case: str) -> None:
     layer = Layer(2)

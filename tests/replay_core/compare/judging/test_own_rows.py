@@ -65,6 +65,20 @@ def test_labels_in_the_other_runs_order_beside_tokens_that_are_not_are_micro_bat
     assert own_rows.in_another_turn("labels", as_ref(labels), alike(labels, labels), (0, 1)) is None
 
 
+@pytest.mark.parametrize("case", ["one late", "one early", "other samples", "one token of alike"])
+def test_numbers_of_tokens_that_stand_elsewhere(case: str) -> None:
+    whole = random(8, 16, seed=11)
+    if case == "one token of alike":
+        whole = whole[:, :1].expand(8, 16).contiguous()
+    here = {
+        "one late": whole[4:].roll(1, 1), "one early": whole[4:].roll(-1, 1), "other samples": whole[4:].flip(0),
+        "one token of alike": torch.cat([0 * whole[4:, :1], whole[4:, 1:]], 1),
+    }[case]  # fmt: skip
+    told = own_rows.of_samples("advantages", as_ref(whole), cut([whole[:4], here], 0), (1,))
+    expected = {"one late": "moved", "one early": "moved", "other samples": "rows order", "one token of alike": None}
+    assert kind(told) == expected[case]
+
+
 def test_a_number_of_each_channel_that_one_rank_adds_is_its_own_buffer() -> None:
     """As scores of a router, of four experts."""
     scores, own = RIGHT[..., :4], random(4, seed=6)

@@ -21,7 +21,7 @@ def write(directory: Path, *ranks: Step) -> Path:
     for rank, stages in enumerate(ranks):
         with Recorder(directory) as recorder, recorder.step(0, rank=rank) as record:
             for stage, fields in stages.items():
-                record(stage, fields, micro=None if stage in ("gradient", "param") else 0)
+                record(stage, fields, micro=None if stage in ("gradient", "param", "optimizer") else 0)
     return directory
 
 
