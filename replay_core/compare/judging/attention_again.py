@@ -106,10 +106,17 @@ def of_seen_keys(
         usual = normal(cut, rows, pattern.starts)
         off_QC = off_BSO[rank][sample][:, some]
         asked.append(rank)
-        every = np.arange(len(rows))
-        few = np.sort(np.argsort(-np.linalg.norm(off_QC, axis=1), kind="stable")[:_FEW])
+        every = np.flatnonzero(rows >= pattern.begin)
+        if not every.size or not off_QC[every].any():
+            continue
+        few = np.sort(every[np.argsort(-np.linalg.norm(off_QC[every], axis=1), kind="stable")[:_FEW]])
         left_of = [_LeftUnexplained(cut, rows[those], usual, those, off_QC[those]) for those in (few, every)]
-        for kind, said, wrong in (*_tried(cut, held, own, rows, usual), *_of_stale(before, held, own, rows, usual)):
+        apart = _own_documents(cut, rows, usual, pattern.starts)
+        for kind, said, wrong in (
+            *_tried(cut, held, own, rows, usual),
+            *_of_stale(before, held, own, rows, usual),
+            *apart,
+        ):
             if kind not in found and len(asked) > 1:
                 continue  # nothing that every rank has
             if left_of[0](wrong) > min(2 * CLEARLY * most_left, _LITTLE):
@@ -290,6 +297,19 @@ def _tried(
     ):
         for merged, weighed in _MERGED.items() if chunks else ():
             yield "merged", f"where the {words} outputs are {weighed}", replace(usual, chunks=chunks, merged=merged)
+
+
+def _own_documents(cut: CutHeads, rows: Ints, usual: How, starts: Ints) -> Iterator[tuple[str, str, How]]:
+    """A packed row's documents that are kept apart among a rank's own keys alone: it sees all of the others'."""
+    every = np.arange(usual.sees_QS.shape[1])
+    sees_QS = usual.sees_QS | ((every <= rows[:, None]) & ~np.isin(every, rows))
+    if (sees_QS == usual.sees_QS).all():
+        return
+    words = "where the documents of a packed row are kept apart among the rank's own keys alone"
+    yield "own documents", words, replace(usual, sees_QS=sees_QS)
+    if cut.knows_positions:
+        at = (every - starts).astype(float)  # within each document nobody can tell the two apart
+        yield "own documents", words, replace(usual, sees_QS=sees_QS, at_q=at, at_k=at)
 
 
 def _of_stale(

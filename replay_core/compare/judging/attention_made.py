@@ -264,6 +264,8 @@ class SeenFrom(Struct, frozen=True):
     kind: str
     starts: Ints
     words: str
+    #: The first token that sees itself alone: those before it are padding, whatever they see.
+    begin: int = 0
 
 
 def most_rows(cut: CutHeads, length: int) -> int:
@@ -436,20 +438,20 @@ def fitted(there_SC: Array, cuts: Iterator[CutHeads]) -> tuple[CutHeads, SeenFro
     keys that its tokens see.
     """
     length, begun = len(there_SC), time.thread_time()
-    rows = np.unique(np.linspace(0, length - 1, min(length, ROWS)).astype(np.int64))
-    few = rows[np.unique(np.linspace(0, len(rows) - 1, 8).astype(int))]
     all_seen = np.zeros(length, np.int64)
+    every = list(cuts)
+    # The first token sees itself alone, whatever turns it; before it padding sees what it may.
+    begins = [_first_alone(cut, there_SC) for cut in every]
+    begin = min((one for one in begins if one is not None), default=None)
+    if begin is None:
+        return None
+    rows = np.unique(np.linspace(begin, length - 1, min(length - begin, ROWS)).astype(np.int64))
+    few = rows[np.unique(np.linspace(0, len(rows) - 1, 8).astype(int))]
     there_QC = there_SC[few]
     size = float(np.linalg.norm(there_QC))
     best: tuple[float, CutHeads] | None = None
-    possible: list[CutHeads] = []
-    for cut in cuts:
-        # The first token sees itself alone, whatever turns it.
-        alone_C = _out(cut, cut.heads, _values(cut, cut.heads, normal(cut, few[:1], all_seen))[:, :1])
-        first_C = there_SC[:1]
-        if np.linalg.norm(alone_C - first_C) > 2 * NEAR * max(float(np.linalg.norm(first_C)), size / len(few) ** 0.5):
-            continue
-        possible.append(cut)
+    possible = [cut for cut, own in zip(every, begins, strict=True) if own == begin]
+    for cut in possible:
         turns: list[tuple[float | None, bool]] = [(None, False)]
         turns += [(base, in_pairs) for base in BASES for in_pairs in (False, True) if cut.q.shape[2] % 2 == 0]
         for cap in (None, 50.0, 30.0, 20.0):
@@ -467,18 +469,31 @@ def fitted(there_SC: Array, cuts: Iterator[CutHeads]) -> tuple[CutHeads, SeenFro
                     best = left, one
         if best is not None and best[0] <= _SURE * size:
             break
-    known = best[1] if best is not None else _of_another_base(possible, few, there_QC, begun)
+    known = best[1] if best is not None else _of_another_base(possible, few, there_QC, begun, begin)
     if known is None:
         return None
     cut = known
     rows = asked(rows, np.zeros(length), most_rows(cut, length))
     there_QC = there_SC[rows]
     size = float(np.linalg.norm(there_QC))
-    found = patterns(rows, off_by_starts(cut, rows, cut.heads, normal(cut, rows, all_seen), there_QC), length, size)
+    off = off_by_starts(cut, rows, cut.heads, normal(cut, rows, all_seen), there_QC)
+    found = patterns(rows, off, length, size, begin)
     return (cut, found[1]) if found is not None and found[0] <= NEAR * size else None
 
 
-def _of_another_base(possible: Sequence[CutHeads], few: Ints, there_QC: Array, begun: float) -> CutHeads | None:
+def _first_alone(cut: CutHeads, there_SC: Array) -> int | None:
+    """The first token whose output is what it makes of itself alone, but for the last few; None: there is none."""
+    every = np.arange(len(there_SC))
+    values_HSD = _values(cut, cut.heads, normal(cut, every[:1], np.zeros(len(every), np.int64)))
+    size_S = np.linalg.norm(there_SC, axis=1)
+    off_S = np.linalg.norm(_out(cut, cut.heads, values_HSD) - there_SC, axis=1)
+    alone = np.flatnonzero(off_S <= 2 * NEAR * np.maximum(size_S, float(np.sqrt(np.square(size_S).mean()))))
+    return int(alone[0]) if alone.size and alone[0] < max(1, len(every) - 3) else None
+
+
+def _of_another_base(
+    possible: Sequence[CutHeads], few: Ints, there_QC: Array, begun: float, begin: int
+) -> CutHeads | None:
     """The cut of heads that makes these tokens again where they are turned by a base that is solved for."""
     early, early_QC = few[1:3], there_QC[1:3]
     if not early.size:
@@ -493,7 +508,7 @@ def _of_another_base(possible: Sequence[CutHeads], few: Ints, there_QC: Array, b
             def left_early(log: float) -> float:
                 own = turned(log)
                 short = replace(own, q=own.q[:most], k=own.k[:most], v=own.v[:most])
-                usual = normal(short, early, np.zeros(most, np.int64))
+                usual = normal(short, early, np.full(most, begin))
                 return float(np.linalg.norm(made(short, early, short.heads, usual) - early_QC))
 
             log, left = solved(left_early, _LOG_BASES)
@@ -523,7 +538,7 @@ def _makes_early_tokens(cut: CutHeads, few: Ints, there_QC: Array) -> bool:
     )
 
 
-def patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[float, SeenFrom] | None:
+def patterns(rows: Ints, off: list[Array], length: int, size: float, begin: int = 0) -> tuple[float, SeenFrom] | None:
     """The simplest pattern of first keys that leaves little: none hidden, a window, the first few, documents."""
     least = float(np.linalg.norm([one.min() for one in off]))
     line = max(_SIMPLER * least, _NOTHING * size)
@@ -532,11 +547,11 @@ def patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[fl
         return float(np.linalg.norm([one[starts[row]] for row, one in zip(rows.tolist(), off, strict=True)]))
 
     every = np.arange(length)
-    none = SeenFrom("mask", np.zeros(length, np.int64), "with nothing hidden but later keys")
+    none = SeenFrom("mask", np.zeros(length, np.int64), "with nothing hidden but later keys", begin)
     if left(none.starts) <= line:
         return left(none.starts), none
     windows = [np.maximum(0, every - width + 1) for width in range(1, length)]
-    firsts = [np.minimum(first, every) for first in range(1, min(length, 9))]
+    firsts = [np.minimum(first, every) for first in range(1, min(length, max(9, begin + 9)))]
     for kind, several, words in (
         ("window", windows, "in a window of {} keys"), ("mask", firsts, "without the first {} keys"),
     ):  # fmt: skip
@@ -544,11 +559,11 @@ def patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[fl
             lefts = [left(starts) for starts in several]
             number = int(np.argmin(lefts))
             if lefts[number] <= line:
-                return lefts[number], SeenFrom(kind, several[number], words.format(number + 1))
+                return lefts[number], SeenFrom(kind, several[number], words.format(number + 1), begin)
     starts = _documents(rows, off, length, line)
     if starts is not None and left(starts) <= line:
         begun = ", ".join(map(str, np.unique(starts).tolist()[:6]))
-        return left(starts), SeenFrom("mask", starts, f"in documents that begin at tokens {begun}")
+        return left(starts), SeenFrom("mask", starts, f"in documents that begin at tokens {begun}", begin)
     return None
 
 

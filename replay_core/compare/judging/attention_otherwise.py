@@ -167,8 +167,8 @@ def _supposed(
         if sample not in fits:
             fits[sample] = fitted(raw.target(there_BSO[sample], length), raw.cuts(sample, length))
         known = fits[sample]
-        most = most_rows(known[0], length) if known is not None else ROWS
-        rows = asked(rows[rows < length], size_BS[sample], most)
+        most, begin = (most_rows(known[0], length), known[1].begin) if known is not None else (ROWS, 0)
+        rows = asked(rows[(rows < length) & (rows >= begin)], size_BS[sample], most)
         if known is None or not rows.size or not size_BS[sample, rows].any():
             return None
         cut, pattern = known
