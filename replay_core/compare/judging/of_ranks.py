@@ -465,11 +465,13 @@ class OfRanks:
             return
         first, output = known
         self._dealt[row.key.step] = None
-        # Of FSDP and the like every rank has all channels of the output.
-        widths = {ref.shape[0] for ref in weight.parts}
-        if first.ranks is None or first.ranks.fault is not None or weight.ranks != together.ranks or len(widths) > 1:
+        is_open = first.ranks is not None and (first.ranks.fault is None or first.ranks.fault.kind == "apart")
+        if first.ranks is None or not is_open or weight.ranks != together.ranks or len(set(weight.stretches)) < 2:
             return
-        if any(_own_width(ref) not in widths for ref in output.parts) or len(set(weight.stretches)) < 2:
+        # Of FSDP and the like every rank has all channels of the output; a lookup's rows are words.
+        widths = {ref.shape[0] for ref in weight.parts}
+        is_cut_alike = len(widths) == 1 and all(_own_width(ref) in widths for ref in output.parts)
+        if not is_cut_alike and not f"{name}.weight".endswith(naming.EMBEDDINGS):
             return
         fault = token_rows.dealt_otherwise(first.name, weight, self._tokens[row.key.step])
         if fault is not None:

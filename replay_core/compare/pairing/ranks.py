@@ -709,7 +709,16 @@ class RankGroup:
         if (in_turn := _one_after_the_other(lengths, total)) is not None:
             tried.append(in_turn)
         if len(set(lengths)) == 1:
-            tried += among([range(len(lengths))], len(lengths), lengths[0], total, called)
+            count = len(lengths)
+            tried += among([range(count)], count, lengths[0], total, called)
+            if stage in OF_ALL_SAMPLES:
+                # Groups as ranks are numbered, whatever tokens they were given.
+                for size in (one for one in range(2, count) if count % one == 0 and one * lengths[0] >= total):
+                    apart = count // size
+                    tried += among(
+                        [range(at, at + size) for at in range(0, count, size)], count, lengths[0], total, called
+                    )
+                    tried += among([range(at, count, apart) for at in range(apart)], count, lengths[0], total, called)
         laid = [_held_along(ranks, parts, axis, stretches) for stretches in dict.fromkeys(tried)]
         if len(laid) < 2:
             return (*laid, alike)[0]

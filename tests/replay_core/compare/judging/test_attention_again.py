@@ -238,6 +238,31 @@ def test_keys_of_the_layer_before_are_told(tmp_path: Path) -> None:
     assert "keys and values of layers.0.self_attn in the place of those of rank 0" in fault.sentence
 
 
+@pytest.mark.parametrize("are_numbered_anew", [False, True])
+def test_documents_that_a_ring_keeps_apart_in_its_own_block_alone_are_told(
+    are_numbered_anew: bool, tmp_path: Path
+) -> None:
+    begins = torch.tensor([0] * 5 + [5] * 6 + [11] * 5)
+    at = torch.arange(SEQ) - (begins if are_numbered_anew else 0)
+    apart = CAUSAL & (begins[:, None] == begins)
+    half = SEQ // 2
+    wrong = apart.clone()
+    wrong[half:, :half] = True
+    q, k, v = random(1, SEQ, HIDDEN), random(1, SEQ, HIDDEN // 2, seed=1), random(1, SEQ, HIDDEN // 2, seed=2)
+    made = [attention(q, k, v, sees, at) for sees in (apart, wrong)]
+    ids = torch.arange(SEQ)[None]
+
+    def of(at: Tensor, output: Tensor) -> Step:
+        values = {"q_proj": q, "k_proj": k, "v_proj": v, "core": output}
+        modules = {f"layers.0.self_attn.{name}.output": x[:, at].contiguous() for name, x in values.items()}
+        return {"batch_inputs": {"input_ids": ids[:, at]}, "modules": modules}
+
+    halves = torch.arange(SEQ).chunk(2)
+    found = compared(tmp_path, of(torch.arange(SEQ), made[0]), *(of(own, made[1]) for own in halves))
+    (fault, *_) = [one.fault for one in there(parallel(found.tensors, found.together)).faults]
+    assert (fault.kind, fault.ranks) == ("own documents", (1,))
+
+
 def test_attention_that_nothing_made_is_not_explained(tmp_path: Path) -> None:
     faults = of_steps(lambda q, k, v: random(2, SEQ, HIDDEN, seed=9), [2], tmp_path)
     assert {one.kind for one in faults} == {"apart"}

@@ -110,6 +110,22 @@ def test_what_one_ranks_heads_do_otherwise(kind, words, right, wrong):
     assert "missing" in lost.sentence
 
 
+@pytest.mark.parametrize("padding", [0, 5, 11])
+def test_what_stands_behind_padding_is_made_again(padding: int) -> None:
+    """Padding in front sees whatever it may: what it puts out says nothing."""
+    q, k, v, weight = inputs()
+    sees = CAUSAL & (padding <= EVERY)
+    sees[:padding] = True
+    there, here = (heads(q, k, v, sees, times=times) @ weight.T for times in (1.0, 0.5))
+    given = [alike(x, name=f"model.{NAME}.{name}_proj.output") for name, x in (("q", q), ("k", k), ("v", v))]
+    through = (weight.double().numpy(), 0 * weight[:, 0].double().numpy())
+    fault = attention_otherwise.otherwise(
+        f"{NAME}.o_proj.output", as_ref(there), alike(here), given, (0,), through
+    )  # fmt: skip
+    assert fault is not None
+    assert fault.kind == "attention's scale"
+
+
 def less_by_distance(q: Tensor, k: Tensor, v: Tensor, slopes: list[float]) -> Tensor:
     """ALiBi: scores of each head less its slope times how far the key is."""
     q, k, v = (x.unflatten(-1, (-1, WIDTH)) for x in (q, k, v))
