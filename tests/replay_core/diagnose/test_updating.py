@@ -97,6 +97,19 @@ def test_gradients_of_one_batch_are_alike_and_pile_up_nowhere(rate: float, tmp_p
     assert [(one.id, one.severity) for one in found] == [("D75", "warning")]
 
 
+@pytest.mark.parametrize(
+    ("resets", "severity"),
+    [((3, 6), "info"), ((4,), "warning"), ((2, 6), "warning")],
+    ids=["on a schedule", "once", "unevenly"],
+)
+def test_a_reference_that_is_the_policy_again(resets: tuple[int, ...], severity: str, tmp_path: Path) -> None:
+    """The first step's rate is 0, so that the two are apart in one step only before the first reset."""
+    kept = open_run(run(tmp_path / "d", Recipe(kl=0.03, lr=2e-2, resets=resets, warm_up=3)))
+    (found,) = diagnose(Case(kept), ["D46"]).findings
+    assert found.severity == severity
+    assert "the reference is the policy again" in found.claim
+
+
 def test_a_filter_that_is_stated_and_turned_round_is_the_first_cause_of_equal_rewards(tmp_path: Path) -> None:
     kept = open_run(run(tmp_path / "d", Recipe("filter-turned", filtered=True)))
     (found,) = (one for one in diagnose(Case(kept), ["D01"]).findings if one.severity == "error")

@@ -61,6 +61,10 @@ class Recipe:
     versions: bool = False
     parts: bool = False
     """Rewards are the sum of two parts, which are recorded, too."""
+    resets: tuple[int, ...] = ()
+    """Steps that begin with a reference that is made of the policy."""
+    warm_up: int = 0
+    """Steps in which the rate grows from 0."""
     rloo: bool = False
     """Advantages are the reward less the mean of the others', and their bounds are logged."""
     weights: bool = False
@@ -280,6 +284,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
             recorder.checkpoint(step, net)
         if fault == "refreshed" and step:
             ref = before
+        if step in recipe.resets:
+            ref = copy.deepcopy(net)
         before = copy.deepcopy(net)
         ids, held, rewards = batch["ids"], batch["held"], batch["rewards"]
         B = len(ids)
@@ -329,6 +335,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
         with torch.no_grad():
             old, behind = scores(net, ids), scores(ref, ids)
         rate = recipe.lr * (40 if fault == "rate-leaps" and step >= 2 else 1)
+        if recipe.warm_up:
+            rate *= min(1.0, step / recipe.warm_up)
         if fault == "warm-up-restarts":
             rate = recipe.lr * (step % 3 + 1 + (step > 5) * 3) / (1 if step < 3 else 8)
         for one in optimizer.param_groups:
