@@ -387,8 +387,8 @@ def never_moves(case: Case) -> Finding | None:
     """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning, info of
     fewer than 20 steps whose recorded values change (a critic that is warmed up). Looking ends at the first step that
     has moved. Or mean |policy - ref| is over .01 nats in 2 steps and more, and a hundredth of that in the next: one of
-    the two was loaded with the other's weights. A warning; info where it comes more than once, at equal intervals from the
-    first step on (in one step of which the two may be apart), or is stated.
+    the two was loaded with the other's weights. A warning; info where it comes more than once, at equal intervals
+    from the first step on (in one step of which the two may be apart), or is stated.
     """
     seen: list[int] = []
     where, largest = None, 0.0

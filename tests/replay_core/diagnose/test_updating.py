@@ -21,6 +21,11 @@ FAULTS = [
     (Recipe("undivided", micros=3, kl=0.1, lr=1e-2, epochs=2, pg=False), "D28", "each loss is 3 times"),
     (Recipe("own-tokens", mean="token_sum", micros=4, size=8), "D28", "and the run states token_sum"),
     (Recipe("own-tokens", mean="token_sum", micros=3, pg=False), "D28", "and the run states token_sum"),
+    (
+        Recipe("own-means", mean="token_sum", micros=4, worded="token-mean"),
+        "D28",
+        "each micro-batch is divided by its own tokens",
+    ),
     (Recipe("never-zeroed"), "D68", "gradients pile up"),
     (Recipe("never-zeroed", adam=False, lr=0.05), "D68", "gradients pile up"),
     (Recipe("never-zeroed", max_norm=1.0, epochs=2), "D68", "gradients pile up"),
@@ -66,6 +71,13 @@ HEALTHY = {
     "tokens weigh alike": Recipe(mean="token_mean", micros=4),
     "a sum over the step's tokens": Recipe(mean="token_sum", epochs=2),
     "the same without its pg_loss": Recipe(mean="token_sum", micros=3, pg=False),
+    "a mean over the mini-batch's tokens, in a word": Recipe(mean="token_sum", micros=4, worded="token-mean"),
+    "a mean over each micro-batch's own tokens, as is stated": Recipe(
+        "own-means-stated", mean="token_sum", micros=4, worded="token-mean"
+    ),
+    "micro-batches of equally many tokens": Recipe(
+        "own-means", mean="token_sum", micros=4, worded="token-mean", limit=1
+    ),
     "epochs of one batch": Recipe(epochs=4, lr=1e-2),
     "gradients of large batches": Recipe(size=32, groups=16, lr=1e-2),
     "plain steps": Recipe(adam=False, lr=0.5),

@@ -65,6 +65,8 @@ class Recipe:
     """Steps that begin with a reference that is made of the policy."""
     warm_up: int = 0
     """Steps in which the rate grows from 0."""
+    worded: str = ""
+    """The loss's aggregation, stated in verl's word instead of the recorder's settings."""
     rloo: bool = False
     """Advantages are the reward less the mean of the others', and their bounds are logged."""
     weights: bool = False
@@ -270,6 +272,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
         flags["max_staleness"] = 4
     if recipe.weighed:
         flags |= {"rollout_is": recipe.weighed, "rollout_is_threshold": CAP}
+    if recipe.worded:
+        flags = {**{name: value for name, value in flags.items() if name != "loss"}, "loss_agg_mode": recipe.worded}
+    if fault == "own-means-stated":
+        flags["loss_denominator"] = "micro-batch tokens"
     if recipe.filtered:
         flags["dynamic_sampling"] = True
     if recipe.max_norm:
@@ -373,6 +379,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
                     kl = apart.exp() - apart - 1
                     made = "token_mean" if fault == "own-tokens" else recipe.mean
                     pg = _reduced(token_loss, own, made, float(m.sum()))
+                    if fault in ("own-means", "own-means-stated"):
+                        pg = _reduced(token_loss, own, "token_mean", 1.0) / recipe.micros
                     kl_loss = _reduced(kl, own, made, float(m.sum()))
                     weight = 1.0 if fault in ("kl-unweighted", "kl-recorded-weighted") else recipe.kl
                     if fault == "kl-missing":
