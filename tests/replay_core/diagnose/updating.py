@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ class Recipe:
     lr: float = 2e-3
     adam: bool = True
     max_norm: float = 0.0
+    keeps_clipped: bool = False
+    """Gradients are recorded after they are clipped, as the recorder's page has it."""
+    minis: int = 1
     lora: bool = False
     overlong: bool = False
     filtered: bool = False
@@ -354,10 +358,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
             )  # fmt: skip
             record("old_log_probs", old_log_probs=old)
             micro = 0
-            for epoch in range(recipe.epochs):
+            for epoch, mini in product(range(recipe.epochs), range(recipe.minis)):
                 if fault != "never-zeroed":
                     net.zero_grad()
-                parts = list(torch.arange(B).chunk(recipe.micros))
+                parts = list(torch.arange(B).chunk(recipe.minis)[mini].chunk(recipe.micros))
                 if fault == "micro-dropped":
                     parts = parts[:-1]
                 for number, rows in enumerate(parts):
@@ -389,7 +393,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
                         kl_loss = recipe.kl * kl_loss
                     loss = (pg + weight * kl_loss) / (1.0 if fault == "undivided" else divisor)
                     loss.backward()
-                    key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": 0}
+                    key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": mini}
                     with torch.no_grad():
                         record(
                             "forward_data", input_ids=ids[rows], attention_mask=held[rows],
@@ -404,11 +408,13 @@ def run(folder: Path, recipe: Recipe) -> Path:
                     micro += 1
                 grads = [one.grad for one in trained if one.grad is not None]
                 norm = float(torch.stack([one.norm() for one in grads]).norm())
+                if recipe.keeps_clipped:
+                    nn.utils.clip_grad_norm_(trained, recipe.max_norm)
                 named = {
                     f"grad.{name}": one.grad.clone() for name, one in net.named_parameters() if one.grad is not None
                 }
-                record("gradient", **named, grad_norm=norm, micro=micro - 1, epoch=epoch, minibatch=0)
-                if recipe.max_norm:
+                record("gradient", **named, grad_norm=norm, micro=micro - 1, epoch=epoch, minibatch=mini)
+                if recipe.max_norm and not recipe.keeps_clipped:
                     nn.utils.clip_grad_norm_(trained, 1e-3 if fault == "other-bound" else recipe.max_norm)
                 if held_by is not trained:
                     for one, real in zip(held_by, trained, strict=True):
