@@ -555,6 +555,12 @@ def divides_by_update(algorithm: Algorithm) -> bool:
     return "token" in by and "micro" not in by and any(word in by for word in ("batch", "update", "global"))
 
 
+def divides_by_micro_batch(algorithm: Algorithm) -> bool:
+    """Whether the run states that a loss is divided by what its own micro-batch, or its own rank, holds."""
+    by = algorithm.word("loss_normalizer", "loss_normaliser", "loss_denominator", "token_normalizer")
+    return any(word in by for word in ("micro", "local", "rank"))
+
+
 def learning_rate(algorithm: Algorithm) -> float | None:
     """The policy's learning rate, not one that is stated under the critic."""
     return Algorithm(_beside(algorithm._facts, "critic", _DEEPEST)).number("lr", "learning_rate", "actor_lr")

@@ -13,6 +13,7 @@ import numpy as np
 from replay_core import pages
 from replay_core.budget import stored_bytes
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import largest_norm
 from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
@@ -653,9 +654,12 @@ def never_zeroed(case: Case) -> Finding | None:
     """Recorded gradients (`Recorder.gradients`) of one step's last update beside those of the next's: a median cosine
     over 0.7 over 6 pairs and more, while their norm comes to 1.2 times what it was (medians of first and last third),
     and what one step changes of them is not taken back by the next (median cosine of two changes over -0.25): an error.
-    Not where steps have the samples of the step before.
+    So are those of all updates, where none goes over samples again: scaled back to what they were before clipping, each
+    holds the one before as it was left .75 to 1.5 times (median cosine over 0.7), the rest of two in a row is as little
+    taken back, and their median norm is 1.2 times the first's. Not where steps have the samples of the step before.
     """
     found: dict[int | None, tuple[Record, list[TensorRef]]] = {}
+    updates: list[tuple[Record, list[TensorRef]]] = []
     for record in case.records():
         key = record.key
         if key.stage != "gradient" or key.rank or key.role == "critic" or stored_bytes(record.path) > LARGE:
@@ -663,6 +667,9 @@ def never_zeroed(case: Case) -> Finding | None:
         refs = sorted((ref for ref in record.tensors() if ref.is_readable and len(ref.shape) > 1), key=lambda r: r.name)
         if refs:
             found[key.step] = record, refs
+            updates.append((record, refs))
+    if len(found) <= PAIRS < len(updates):
+        return _carried_along(case, updates)
     skip_if(len(found) <= PAIRS, f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
     cosines: list[float] = []
     onward: list[float] = []
@@ -696,9 +703,72 @@ def never_zeroed(case: Case) -> Finding | None:
             shown("pairs compared", len(cosines)),
             cause="backward adds to .grad, and nothing clears it: gradients of all earlier batches are carried along. "
             "zero_grad() is missing, or clears those of other parameters: an optimizer that holds a copy of the model",
-            next_step="call optimizer.zero_grad() before the first backward of every optimizer step",
+            next_step=_ZERO,
         )
-    return None
+    return _carried_along(case, updates)
+
+
+_ZERO = "call optimizer.zero_grad() before the first backward of every optimizer step"
+#: How many times an update's gradient holds the one before, along that, where it was added to it: once, and what the
+#: batches have in common.
+ONCE = (0.75, 1.5)
+
+
+def _carried_along(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -> Finding | None:
+    """Gradients of which each is its own and the one before, as clipping left it: the norm then stays near the bound,
+    and tells nothing. They may be recorded before clipping or after.
+    """
+    bound = largest_norm(case.algorithm)
+    batches = list(case.batches())
+    logged = {str(one.record.path): one.value for batch in batches for one in batch.columns.scalars("grad_norm")}
+    norms = [logged.get(str(record.path), math.nan) for record, _ in updates]
+    over_again = any(record.key.epoch for record in case.records() if record.key.stage == "forward_data")
+    if not bound or bound <= 0 or not all(0 < one < math.inf for one in norms) or over_again or _is_one_batch(case):
+        return None
+    # The first has nothing before it.
+    begun, now_at = norms[0], median(norms[1:] or norms)
+    if len(updates) <= PAIRS or now_at <= GROWN * begun:
+        return None
+    cosines: list[float] = []
+    onward: list[float] = []
+    held: list[float] = []
+    before: Array | None = None
+    own: Array | None = None
+    for (_, refs), norm in zip(updates, norms, strict=True):
+        read = np.concatenate([pages.array(ref).astype(np.float64).reshape(-1) for ref in refs])
+        size = float(np.linalg.norm(read))
+        if not 0 < size < math.inf or (before is not None and before.shape != read.shape):
+            return None
+        by = max(1.0, norm / bound)
+        # A part of the gradient that is larger than all of it was let be is there as it was before clipping.
+        raw, left = (read, read / by) if size > 1.001 * bound else (read * by, read)
+        if before is not None:
+            cosines.append(_cosine(before, raw))
+            held.append(float(before @ raw) / float(before @ before))
+            rest = raw - before
+            if own is not None:
+                onward.append(_cosine(own, rest))
+            own = rest
+        before = left
+    if median(cosines) <= ALIKE or not ONCE[0] <= median(held) <= ONCE[1] or median(onward) <= ONWARD:
+        return None
+    record, refs = updates[1]
+    key = record.key
+    return error(
+        "gradients pile up from update to update: each is its own and the one before, as clipping left it (zero_grad "
+        "is not called)",
+        Where(step=key.step, micro=key.micro, stage=key.stage, tensor=refs[0].name, path=str(record.path)),
+        shown(
+            "median cosine of an update's gradient before clipping and the one before", median(cosines), f"< {ALIKE}"
+        ),
+        shown("how many times it holds the one before, median", median(held), "near 0"),
+        shown("median cosine of what two updates in a row add", median(onward), "about -0.5"),
+        shown("gradient norm after the first update, median", now_at, f"< {GROWN:g} x {begun:.3g}"),
+        shown("pairs compared", len(cosines)),
+        cause="backward adds to .grad, and nothing clears it: what clipping left of all earlier batches' gradients is "
+        "carried along, and clipping hides how it grows. zero_grad() is missing, or clears those of other parameters",
+        next_step=_ZERO,
+    )
 
 
 def _is_one_batch(case: Case) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from statistics import median
 
@@ -387,7 +387,8 @@ def never_moves(case: Case) -> Finding | None:
     """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning, info of
     fewer than 20 steps whose recorded values change (a critic that is warmed up). Looking ends at the first step that
     has moved. Or mean |policy - ref| is over .01 nats in 2 steps and more, and a hundredth of that in the next: one of
-    the two was loaded with the other's weights. A warning; info where it comes more than once, or is stated.
+    the two was loaded with the other's weights. A warning; info where it comes more than once, at equal intervals
+    from the first step on (in one step of which the two may be apart), or is stated.
     """
     seen: list[int] = []
     where, largest = None, 0.0
@@ -469,7 +470,7 @@ def _one_again(case: Case) -> Finding | None:
     if not again:
         return None
     at, *more = again
-    meant = bool(more) or any(case.algorithm.value(name) for name in RESETS_REFERENCE)
+    meant = bool(more) or _are_regular(told) or any(case.algorithm.value(name) for name in RESETS_REFERENCE)
     return finding(
         "info" if meant else "warning",
         f"the reference is the policy again at step {told[at][0]}: they are {told[at - 1][1]:.3g} nats per token apart "
@@ -488,10 +489,22 @@ def _one_again(case: Case) -> Finding | None:
     )
 
 
+def _are_regular(told: Sequence[tuple[int, float, Where]]) -> bool:
+    """Whether the reference is the policy again in two steps and more at equal intervals, counted from the first step
+    that is recorded: a schedule, though a slow step (a warm-up of the rate) parts the two in one step only.
+    """
+    resets = [
+        now for (_, before, _), (now, apart, _) in pairwise(told) if before >= LEFT and apart <= ONE_AGAIN * before
+    ]
+    return len(resets) > 1 and len({later - at for at, later in pairwise([told[0][0], *resets])}) == 1
+
+
 #: Settings of a reference that is moved on purpose, as trainers call them.
 RESETS_REFERENCE = (
     "sync_ref_model", "ref_model_sync_steps", "ref_update_steps", "ref_update_interval", "ref_reset_interval",
     "reset_ref_every", "ref_update_freq", "update_ref_every", "reference_update_interval", "ref_ema",
+    "ref_update_every", "ref_reset_every", "ref_reset_steps", "ref_sync_steps", "ref_sync_every", "ref_sync_interval",
+    "reference_update_every", "reference_reset_interval", "ref_model_reset_steps", "sync_ref_every",
 )  # fmt: skip
 
 
@@ -504,7 +517,7 @@ def _back_at_the_start(log: RunLog, series: Series) -> Finding | None:
     """A KL that began at 0, grew, is 0 again in one step, and grows anew."""
     points = [point for point in series.points if math.isfinite(point.value)]
     values = [point.value for point in points]
-    if len(values) < BEFORE + BEHIND + 2 or any(log.algorithm.value(name) is not None for name in RESETS_REFERENCE):
+    if len(values) < BEFORE + BEHIND + 2 or any(log.algorithm.value(name) for name in RESETS_REFERENCE):
         return None
     back = [at for at in range(BEFORE + 1, len(values) - BEHIND) if abs(values[at]) <= NO_KL]
     if len(back) != 1 or abs(values[0]) > NO_KL:

@@ -16,7 +16,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import RESPONSE_LIMITS, aggregation, divides_by_update, of_loss, stated_number
+from replay_core.diagnose.algorithm import (
+    RESPONSE_LIMITS,
+    aggregation,
+    divides_by_micro_batch,
+    divides_by_update,
+    of_loss,
+    stated_number,
+)
 from replay_core.diagnose.batch import StepBatch, largest_advantage, worked_out_once
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
@@ -144,7 +151,9 @@ def reduction(batch: StepBatch) -> Finding | None:
 
     The one that does is named (info); an error where the run states another, or importance weights that the loss is
     made without (a warning where they are recorded and not stated); a warning where it is the sum of the tokens and the
-    run states a mean; a warning where none does, and info where what engine and trainer disagree by comes to as much:
+    run states a mean; where the run states a mean over tokens and each micro-batch's loss is the mean over its own,
+    divided by how many an update has, while these hold unlike many tokens (from 1.05 times on); a warning where none
+    does, and info where what engine and trainer disagree by comes to as much:
     importance weights that are not recorded may be in it. Skipped where `loss` alone is logged (it may hold KL and
     entropy terms) and agrees with nothing.
     """
@@ -290,6 +299,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
                 "place, and responses of another length count for more or less than is meant",
                 next_step="rldbg diagnose --explain D28",
             )
+    if exact and agreed and (uneven := _own_tokens(batch, parts, agreed)) is not None:
+        return uneven
     # TRL has no word for it but the loss's own.
     stated = batch.laid.algorithm.word("loss_type") if stated in ("", "None") else stated
     if exact and agreed and (constant := _stated_constant(batch, stated)) is not None:
@@ -327,6 +338,51 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
             is_stated=is_stated,
         )
     return None
+
+
+#: By how much the weights of two tokens of an update differ, before a mean over its tokens is another.
+UNLIKE = 1.05
+
+
+def _own_tokens(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str]) -> Finding | None:
+    """A stated mean over tokens that is the mean of the micro-batches' own means, where those hold unlike many. What
+    states a divisor beside its reduction (the recorder's settings), or a local denominator, means it so.
+    """
+    algorithm, update = batch.laid.algorithm, "token-sum over the tokens of the update"
+    if (
+        not agreed[0].startswith(f"token-mean over the micro-batch{_SHARED}")
+        or update in agreed
+        or _MODES.get(aggregation(algorithm)) is not _MODES["token-mean"]
+        or algorithm.averages_sequences
+        or of_loss(batch.laid.flags, "divisor") is not None
+        or divides_by_micro_batch(algorithm)
+    ):
+        return None
+    several = [each for each in _by_update(parts) if len(each) > 1 and min(one.tokens for one in each)]
+    if not several:
+        return None
+    every = max(several, key=lambda each: max(one.tokens for one in each) / min(one.tokens for one in each))
+    small, large = (choose(every, key=lambda one: one.tokens) for choose in (min, max))
+    weight = large.tokens / small.tokens
+    worst = max(every, key=lambda one: abs(one.made[update] - one.value))
+    if weight < UNLIKE or abs(worst.made[update] - worst.value) <= MISSES:
+        return None
+    logged = worst.logged
+    return warning(
+        f"{logged.name} is {agreed[0]}, and the run states {aggregation(algorithm)}: each micro-batch is divided by "
+        f"its own tokens, and a token of the smallest weighs {weight:.3g} times one of the largest",
+        batch.laid.where_record(logged.record, logged.name),
+        shown(logged.name, worst.value, f"{worst.made[update]:.6g}", logged.record.path.name),
+        shown("tokens of this micro-batch", worst.tokens),
+        shown("tokens of its whole update, over its micro-batches", worst.update_tokens / worst.micros),
+        shown("tokens of the smallest and the largest", f"{small.tokens}, {large.tokens}"),
+        shown("micro-batches that agree with what it is", len(parts)),
+        cause=f"the denominator is local: each micro-batch is averaged over its own tokens, and the {worst.micros} of "
+        "an update count alike, where a mean over tokens divides their sums by the tokens of the whole mini-batch; "
+        "right only where a mean of the micro-batches' own means is meant (older trainers make token-mean so)",
+        next_step="sum over the micro-batch's tokens, and divide by the count of the whole mini-batch, taken before it "
+        "is split",
+    )
 
 
 #: Words for a sum over a constant, whole: `token_norm` or `batch-normalized` divides by what is counted.

@@ -222,8 +222,15 @@ def test_an_engine_that_alone_is_off_is_the_engines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("again", "flags", "severity"),
-    [((4,), {}, "warning"), ((3, 6), {}, "info"), ((4,), {"sync_ref_model": True}, "info"), ((), {}, None)],
-    ids=["once", "on a schedule", "as is stated", "never"],
+    [
+        ((4,), {}, "warning"),
+        ((3, 6), {}, "info"),
+        ((4,), {"sync_ref_model": True}, "info"),
+        ((4,), {"ref_update_every": 4}, "info"),
+        ((4,), {"ref_update_every": 0}, "warning"),
+        ((), {}, None),
+    ],
+    ids=["once", "on a schedule", "as is stated", "every 4 steps, as is stated", "never, as is stated", "never"],
 )
 def test_a_reference_that_is_the_policy_again_in_mid_run(
     again: tuple[int, ...], flags: dict[str, Any], severity: str | None, tmp_path: Path

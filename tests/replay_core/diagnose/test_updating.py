@@ -21,9 +21,16 @@ FAULTS = [
     (Recipe("undivided", micros=3, kl=0.1, lr=1e-2, epochs=2, pg=False), "D28", "each loss is 3 times"),
     (Recipe("own-tokens", mean="token_sum", micros=4, size=8), "D28", "and the run states token_sum"),
     (Recipe("own-tokens", mean="token_sum", micros=3, pg=False), "D28", "and the run states token_sum"),
+    (
+        Recipe("own-means", mean="token_sum", micros=4, worded="token-mean"),
+        "D28",
+        "each micro-batch is divided by its own tokens",
+    ),
     (Recipe("never-zeroed"), "D68", "gradients pile up"),
     (Recipe("never-zeroed", adam=False, lr=0.05), "D68", "gradients pile up"),
     (Recipe("never-zeroed", max_norm=1.0, epochs=2), "D68", "gradients pile up"),
+    (Recipe("never-zeroed", max_norm=0.5, keeps_clipped=True, minis=2), "D68", "as clipping left it"),
+    (Recipe("never-zeroed", max_norm=0.5, minis=2, steps=5), "D68", "as clipping left it"),
     (Recipe("other-parameters", checkpoints=True), "D57", "checkpoints of 7 steps are one"),
     (Recipe("other-parameters"), "D55", "the policy never changes"),
     (Recipe("lora-dead", lora=True), "D23", "no gradient reaches it"),
@@ -66,11 +73,20 @@ HEALTHY = {
     "tokens weigh alike": Recipe(mean="token_mean", micros=4),
     "a sum over the step's tokens": Recipe(mean="token_sum", epochs=2),
     "the same without its pg_loss": Recipe(mean="token_sum", micros=3, pg=False),
+    "a mean over the mini-batch's tokens, in a word": Recipe(mean="token_sum", micros=4, worded="token-mean"),
+    "a mean over each micro-batch's own tokens, as is stated": Recipe(
+        "own-means-stated", mean="token_sum", micros=4, worded="token-mean"
+    ),
+    "micro-batches of equally many tokens": Recipe(
+        "own-means", mean="token_sum", micros=4, worded="token-mean", limit=1
+    ),
     "epochs of one batch": Recipe(epochs=4, lr=1e-2),
     "gradients of large batches": Recipe(size=32, groups=16, lr=1e-2),
     "plain steps": Recipe(adam=False, lr=0.5),
     "an adapter": Recipe(lora=True),
     "gradients that are clipped": Recipe(max_norm=0.05, steps=8),
+    "gradients that are recorded clipped": Recipe(max_norm=0.05, minis=2, keeps_clipped=True),
+    "some gradients that are recorded clipped": Recipe(max_norm=0.3, minis=2, keeps_clipped=True, lr=1e-2),
     "gradients that are hardly clipped": Recipe(max_norm=0.4, steps=8),
     "cut-off responses left out": Recipe(overlong=True, size=8),
     "groups without a spread left out": Recipe(filtered=True),
@@ -95,6 +111,19 @@ def test_gradients_of_one_batch_are_alike_and_pile_up_nowhere(rate: float, tmp_p
     found = told(tmp_path, Recipe(one_batch=True, steps=10, lr=rate), "D68", "D75")
     # A test on one batch has no other samples at all.
     assert [(one.id, one.severity) for one in found] == [("D75", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("resets", "severity"),
+    [((3, 6), "info"), ((4,), "warning"), ((2, 6), "warning")],
+    ids=["on a schedule", "once", "unevenly"],
+)
+def test_a_reference_that_is_the_policy_again(resets: tuple[int, ...], severity: str, tmp_path: Path) -> None:
+    """The first step's rate is 0, so that the two are apart in one step only before the first reset."""
+    kept = open_run(run(tmp_path / "d", Recipe(kl=0.03, lr=2e-2, resets=resets, warm_up=3)))
+    (found,) = diagnose(Case(kept), ["D46"]).findings
+    assert found.severity == severity
+    assert "the reference is the policy again" in found.claim
 
 
 def test_a_filter_that_is_stated_and_turned_round_is_the_first_cause_of_equal_rewards(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ class Recipe:
     lr: float = 2e-3
     adam: bool = True
     max_norm: float = 0.0
+    keeps_clipped: bool = False
+    """Gradients are recorded after they are clipped, as the recorder's page has it."""
+    minis: int = 1
     lora: bool = False
     overlong: bool = False
     filtered: bool = False
@@ -61,6 +65,12 @@ class Recipe:
     versions: bool = False
     parts: bool = False
     """Rewards are the sum of two parts, which are recorded, too."""
+    resets: tuple[int, ...] = ()
+    """Steps that begin with a reference that is made of the policy."""
+    warm_up: int = 0
+    """Steps in which the rate grows from 0."""
+    worded: str = ""
+    """The loss's aggregation, stated in verl's word instead of the recorder's settings."""
     rloo: bool = False
     """Advantages are the reward less the mean of the others', and their bounds are logged."""
     weights: bool = False
@@ -266,6 +276,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
         flags["max_staleness"] = 4
     if recipe.weighed:
         flags |= {"rollout_is": recipe.weighed, "rollout_is_threshold": CAP}
+    if recipe.worded:
+        flags = {**{name: value for name, value in flags.items() if name != "loss"}, "loss_agg_mode": recipe.worded}
+    if fault == "own-means-stated":
+        flags["loss_denominator"] = "micro-batch tokens"
     if recipe.filtered:
         flags["dynamic_sampling"] = True
     if recipe.max_norm:
@@ -280,6 +294,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
             recorder.checkpoint(step, net)
         if fault == "refreshed" and step:
             ref = before
+        if step in recipe.resets:
+            ref = copy.deepcopy(net)
         before = copy.deepcopy(net)
         ids, held, rewards = batch["ids"], batch["held"], batch["rewards"]
         B = len(ids)
@@ -329,6 +345,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
         with torch.no_grad():
             old, behind = scores(net, ids), scores(ref, ids)
         rate = recipe.lr * (40 if fault == "rate-leaps" and step >= 2 else 1)
+        if recipe.warm_up:
+            rate *= min(1.0, step / recipe.warm_up)
         if fault == "warm-up-restarts":
             rate = recipe.lr * (step % 3 + 1 + (step > 5) * 3) / (1 if step < 3 else 8)
         for one in optimizer.param_groups:
@@ -340,10 +358,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
             )  # fmt: skip
             record("old_log_probs", old_log_probs=old)
             micro = 0
-            for epoch in range(recipe.epochs):
+            for epoch, mini in product(range(recipe.epochs), range(recipe.minis)):
                 if fault != "never-zeroed":
                     net.zero_grad()
-                parts = list(torch.arange(B).chunk(recipe.micros))
+                parts = list(torch.arange(B).chunk(recipe.minis)[mini].chunk(recipe.micros))
                 if fault == "micro-dropped":
                     parts = parts[:-1]
                 for number, rows in enumerate(parts):
@@ -365,6 +383,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
                     kl = apart.exp() - apart - 1
                     made = "token_mean" if fault == "own-tokens" else recipe.mean
                     pg = _reduced(token_loss, own, made, float(m.sum()))
+                    if fault in ("own-means", "own-means-stated"):
+                        pg = _reduced(token_loss, own, "token_mean", 1.0) / recipe.micros
                     kl_loss = _reduced(kl, own, made, float(m.sum()))
                     weight = 1.0 if fault in ("kl-unweighted", "kl-recorded-weighted") else recipe.kl
                     if fault == "kl-missing":
@@ -373,7 +393,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
                         kl_loss = recipe.kl * kl_loss
                     loss = (pg + weight * kl_loss) / (1.0 if fault == "undivided" else divisor)
                     loss.backward()
-                    key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": 0}
+                    key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": mini}
                     with torch.no_grad():
                         record(
                             "forward_data", input_ids=ids[rows], attention_mask=held[rows],
@@ -388,11 +408,13 @@ def run(folder: Path, recipe: Recipe) -> Path:
                     micro += 1
                 grads = [one.grad for one in trained if one.grad is not None]
                 norm = float(torch.stack([one.norm() for one in grads]).norm())
+                if recipe.keeps_clipped:
+                    nn.utils.clip_grad_norm_(trained, recipe.max_norm)
                 named = {
                     f"grad.{name}": one.grad.clone() for name, one in net.named_parameters() if one.grad is not None
                 }
-                record("gradient", **named, grad_norm=norm, micro=micro - 1, epoch=epoch, minibatch=0)
-                if recipe.max_norm:
+                record("gradient", **named, grad_norm=norm, micro=micro - 1, epoch=epoch, minibatch=mini)
+                if recipe.max_norm and not recipe.keeps_clipped:
                     nn.utils.clip_grad_norm_(trained, 1e-3 if fault == "other-bound" else recipe.max_norm)
                 if held_by is not trained:
                     for one, real in zip(held_by, trained, strict=True):
