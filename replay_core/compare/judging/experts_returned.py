@@ -56,7 +56,7 @@ def of_returned(
     if off.size < _FEWEST:
         return None
     off = off[np.unique(np.linspace(0, off.size - 1, min(off.size, _TOKENS)).astype(int))]
-    rows = _Rows(rows_RD, rank_R)
+    rows = _ExpertRows(rows_RD, rank_R)
     belongs: dict[int, int] = {}
     stands: list[tuple[int, int]] = []
     explained = 0
@@ -95,7 +95,7 @@ def of_returned(
     )  # fmt: skip
 
 
-class _Rows:
+class _ExpertRows:
     """All experts' rows, and which of them a vector is made of."""
 
     def __init__(self, rows_RD: Array, rank_R: NDArray[np.int64]) -> None:
