@@ -97,9 +97,9 @@ def train_demo(
     recipe = Recipe(steps=steps, seed=seed)
     flags = {"attention": "sdpa", "packing": False, "dtype": "float32", "temperature": 1.0, "loss": recipe.loss,
              "optimizer": recipe.optimizer}  # fmt: skip
-    recorder = Recorder(directory, flags=flags, config=asdict(recipe))
     rewards: list[float] = []
-    with progress_bars.hidden(transformers):  # saving a checkpoint draws one, once a step
+    # Saving a checkpoint draws a bar, once a step.
+    with Recorder(directory, flags=flags, config=asdict(recipe)) as recorder, progress_bars.hidden(transformers):
         trainer = _Trainer(recipe, recorder, rollouts, fault)
         for step in range(recipe.steps):
             on_event(Progress(step, recipe.steps, "training steps"))
