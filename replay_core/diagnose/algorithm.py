@@ -108,6 +108,11 @@ class Algorithm:
         ]
 
     @property
+    def is_dapo(self) -> bool:
+        """Whether the run says that it is DAPO, whose loss is one mean over all tokens of a batch (Yu et al. 2025)."""
+        return any("dapo" in name.lower() for name in self._names)
+
+    @property
     def _estimator_words(self) -> list[str]:
         """How advantages are made, where that is a setting of its own: the loss's name says nothing of it then."""
         return [word for name in ("adv_estimator", "advantage_estimator", "adv_type") if (word := self.word(name))]

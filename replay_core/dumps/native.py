@@ -223,7 +223,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     alignment = {name: word for name, word in said.items() if word in ALIGNMENTS} if isinstance(said, dict) else {}
     fields = flatten({field: _rows(field, value) for field, value in tree.items() if field not in _KEY_FIELDS})
     for ref in fields:  # just made, and nobody else's
-        ref.canonical = _canonical(ref.name, ref.dtype)
+        ref.canonical = _canonical(ref.name, ref.dtype, len(ref.shape))
         if alignment:
             ref.alignment = alignment.get(ref.name, ref.alignment)
     named = _with_rest(key, path, _of_forward(key, settled(fields)))
@@ -293,10 +293,11 @@ def _lines(index_file: Path, problems: list[Problem]) -> Iterator[tuple[int, byt
         problems.append(Problem(str(index_file), error.in_one_line))
 
 
-def _canonical(name: str, dtype: str) -> str:
-    """Ids that are no integers are what a stage of a pipeline is given in their place: hidden states."""
+def _canonical(name: str, dtype: str, axes: int) -> str:
+    """Ids [sample, position, hidden] are what a stage of a pipeline is given in their place: hidden states."""
     known = naming.canonical(name)
-    return "inputs_embeds" if known == "input_ids" and dtype.startswith(("float", "bfloat")) else known
+    is_hidden = known == "input_ids" and axes > 2 and dtype.startswith(("float", "bfloat"))
+    return "inputs_embeds" if is_hidden else known
 
 
 def _described_field(field: dict[str, Any], order: int) -> TensorRef:
@@ -316,7 +317,7 @@ def _described_field(field: dict[str, Any], order: int) -> TensorRef:
         dtype,
         shape,
         Unreadable(f"recorded as its {level} alone", stats if isinstance(stats, dict) else None),
-        canonical=_canonical(title, dtype),
+        canonical=_canonical(title, dtype, len(shape)),
         order=order,
         digest=digest if isinstance(digest, str) else None,
     )

@@ -151,7 +151,7 @@ def reduction(batch: StepBatch) -> Finding | None:
 
     The one that does is named (info); an error where the run states another, or importance weights that the loss is
     made without (a warning where they are recorded and not stated); a warning where it is the sum of the tokens and the
-    run states a mean; where the run states a mean over tokens and each micro-batch's loss is the mean over its own,
+    run states a mean; where DAPO states a mean over tokens and each micro-batch's loss is the mean over its own,
     divided by how many an update has, while these hold unlike many tokens (from 1.05 times on); a warning where none
     does, and info where what engine and trainer disagree by comes to as much:
     importance weights that are not recorded may be in it. Skipped where `loss` alone is logged (it may hold KL and
@@ -345,14 +345,16 @@ UNLIKE = 1.05
 
 
 def _own_tokens(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str]) -> Finding | None:
-    """A stated mean over tokens that is the mean of the micro-batches' own means, where those hold unlike many. What
-    states a divisor beside its reduction (the recorder's settings), or a local denominator, means it so.
+    """A stated mean over tokens that is the mean of the micro-batches' own means, where those hold unlike many. Only
+    DAPO says that one over the whole batch is meant: many trainers make the word so. What states a divisor beside its
+    reduction (the recorder's settings), or a local denominator, means it so.
     """
     algorithm, update = batch.laid.algorithm, "token-sum over the tokens of the update"
     if (
         not agreed[0].startswith(f"token-mean over the micro-batch{_SHARED}")
         or update in agreed
         or _MODES.get(aggregation(algorithm)) is not _MODES["token-mean"]
+        or not algorithm.is_dapo
         or algorithm.averages_sequences
         or of_loss(batch.laid.flags, "divisor") is not None
         or divides_by_micro_batch(algorithm)

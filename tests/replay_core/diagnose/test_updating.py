@@ -77,6 +77,9 @@ HEALTHY = {
     "a mean over each micro-batch's own tokens, as is stated": Recipe(
         "own-means-stated", mean="token_sum", micros=4, worded="token-mean"
     ),
+    "a mean over tokens, which many trainers take of each micro-batch": Recipe(
+        "own-means", mean="token_sum", micros=4, worded="token-mean", stated="grpo"
+    ),
     "micro-batches of equally many tokens": Recipe(
         "own-means", mean="token_sum", micros=4, worded="token-mean", limit=1
     ),

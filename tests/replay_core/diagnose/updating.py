@@ -71,6 +71,8 @@ class Recipe:
     """Steps in which the rate grows from 0."""
     worded: str = ""
     """The loss's aggregation, stated in verl's word instead of the recorder's settings."""
+    stated: str = "dapo"
+    """And the algorithm beside it."""
     rloo: bool = False
     """Advantages are the reward less the mean of the others', and their bounds are logged."""
     weights: bool = False
@@ -278,6 +280,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
         flags |= {"rollout_is": recipe.weighed, "rollout_is_threshold": CAP}
     if recipe.worded:
         flags = {**{name: value for name, value in flags.items() if name != "loss"}, "loss_agg_mode": recipe.worded}
+        flags["algorithm"] = recipe.stated
     if fault == "own-means-stated":
         flags["loss_denominator"] = "micro-batch tokens"
     if recipe.filtered:
