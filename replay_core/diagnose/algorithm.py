@@ -108,11 +108,6 @@ class Algorithm:
         ]
 
     @property
-    def is_dapo(self) -> bool:
-        """Whether the run says that it is DAPO, whose loss is one mean over all tokens of a batch (Yu et al. 2025)."""
-        return any("dapo" in name.lower() for name in self._names)
-
-    @property
     def _estimator_words(self) -> list[str]:
         """How advantages are made, where that is a setting of its own: the loss's name says nothing of it then."""
         return [word for name in ("adv_estimator", "advantage_estimator", "adv_type") if (word := self.word(name))]
@@ -558,6 +553,11 @@ def divides_by_update(algorithm: Algorithm) -> bool:
     """Whether the run states that a loss is divided by the tokens of a whole mini-batch, of all its micro-batches."""
     by = algorithm.word("loss_normalizer", "loss_normaliser", "loss_denominator", "token_normalizer")
     return "token" in by and "micro" not in by and any(word in by for word in ("batch", "update", "global"))
+
+
+def is_dapo(algorithm: Algorithm) -> bool:
+    """Whether the run says that it is DAPO, whose loss is one mean over all tokens of a batch (Yu et al. 2025)."""
+    return any("dapo" in name for name in algorithm._names)
 
 
 def divides_by_micro_batch(algorithm: Algorithm) -> bool:

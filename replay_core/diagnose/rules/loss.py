@@ -21,6 +21,7 @@ from replay_core.diagnose.algorithm import (
     aggregation,
     divides_by_micro_batch,
     divides_by_update,
+    is_dapo,
     of_loss,
     stated_number,
 )
@@ -354,7 +355,7 @@ def _own_tokens(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str]) ->
         not agreed[0].startswith(f"token-mean over the micro-batch{_SHARED}")
         or update in agreed
         or _MODES.get(aggregation(algorithm)) is not _MODES["token-mean"]
-        or not algorithm.is_dapo
+        or not is_dapo(algorithm)
         or algorithm.averages_sequences
         or of_loss(batch.laid.flags, "divisor") is not None
         or divides_by_micro_batch(algorithm)
