@@ -792,7 +792,7 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
             yield f"{name}{of}", _CAUSES[_WITH_PROMPTS], said
             continue
         what = next((what for what in first.widths if f"slot of {what}," in name), None)
-        same = len({part.step for part in off}) > 1 and len({tuple(part.widths.values()) for part in off}) == 1
+        same = len({part.step for part in off}) > 1 and len({part.widths.get(what or "") for part in off}) == 1
         # Rows that are always padded to the limit: the same number as Dr. GRPO's constant.
         if what == "the response" and (first.kind == "constant" or (same and not first.kind)):
             continue

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -382,3 +383,23 @@ def test_a_loss_of_zero_that_samples_explain_is_no_question(tmp_path: Path) -> N
                 write("loss", loss=torch.tensor(0.0), micro=micro)
     said = {one.id for one in diagnosed_path(tmp_path).findings}
     assert ("D02" in said, "L01" in said) == (True, False)
+
+
+def test_a_limit_that_all_responses_are_padded_to_is_a_constant_whatever_their_prompts_are(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for micro in range(6):
+        mask_BT = torch.zeros(4, 12, dtype=torch.int64)
+        for row, length in enumerate(draw.integers(3, 12, 4)):
+            mask_BT[row, : int(length)] = 1
+        prompt_BP = torch.ones(4, 3 + micro, dtype=torch.int64)  # of another width each time
+        a_B = torch.from_numpy(draw.normal(size=4))
+        logprobs_BT = -torch.rand(4, 12, generator=torch.Generator().manual_seed(micro))
+        inputs = {"prompt_ids": prompt_BP * 5, "prompt_mask": prompt_BP, "completion_ids": mask_BT * 7,
+                  "completion_mask": mask_BT, "advantages": a_B, "num_items_in_batch": torch.tensor(60),
+                  "old_per_token_logps": logprobs_BT, "per_token_logps": logprobs_BT}  # fmt: skip
+        loss = -(a_B[:, None] * mask_BT).sum() / (8 * 12)
+        content = {"global_step": micro // 2, "micro": micro, "inputs": inputs, "loss": loss}
+        torch.save(content, folder / f"compute_loss_step{micro // 2:06d}_micro{micro}.pt")
+    assert not causes(look(folder, "D28"))
