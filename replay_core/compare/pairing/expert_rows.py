@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from replay_core import naming
+from replay_core import naming, pages
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.micro_batch_pair import Side
 from replay_core.compare.pairing.ranks import same_values
@@ -23,6 +23,9 @@ from replay_core.regexes import regex
 
 #: The part of a layer's rows that noise may send to other experts, or one.
 _REROUTED = 0.05
+#: Choices that lie apart, at least, and so many times those that noise turns, where they are taken for no noise; and
+#: elements of scores that are read for it.
+_FEWEST_MOVED, _BEYOND, _MOST = 2, 10.0, 1 << 24
 #: An expert of a layer, by its number, in a module tensor's name.
 _NUMBERED = regex(r"^(.*\bexperts)\.(\d{1,9})\.(.+)$")
 
@@ -126,16 +129,19 @@ def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
     ranks = held.ranks if held is not None else ()
     if not apart:
         routers = _routers(micro_pair, layer)
-        if routers and not all(same_values(one, other) for one, other in routers):
+        moved = int(np.abs(a - b).sum()) // 2
+        are_same = all(same_values(one, other) for one, other in routers)
+        if not are_same and not all(_is_beyond_noise(moved, one, other) for one, other in routers):
             return None  # what a router chose otherwise is said of the router
         if routers:
+            scores = "the same" if are_same else "the same but for noise, which cannot turn as many choices"
             said = (
-                f"{whose}, all experts together {int(a.sum())} in both, and their router's scores are the same: tokens "
-                "were sent to other experts than in the other run"
+                f"{whose}, all experts together {int(a.sum())} in both, and their router's scores are {scores}: tokens "
+                "were sent to other experts than in the other run, by what is no score of the router's (a selection "
+                "bias that only one run moved so, a mask, a limit of groups)"
             )
             return Missent(said, None, None, ranks, is_told=True)
         said = f"{whose}, all experts together {int(a.sum())} in both: tokens were sent to other experts"
-        moved = int(np.abs(a - b).sum()) // 2
         return Missent(said, None, None, ranks, _noise(moved, int(a.sum()), layer, micro_pair))
     if together is None and layer in micro_pair.shared_experts:
         routers = _routers(micro_pair, layer)
@@ -152,6 +158,24 @@ def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
         f"{'was' if abs(apart) == 1 else 'were'} lost on the way to the experts of {which}, or dropped"
     )
     return Missent(said, abs(apart), which, ranks)
+
+
+def _is_beyond_noise(moved: int, one: TensorRef, other: TensorRef) -> bool:
+    """Whether so many choices lie apart that what scores [N, experts] are apart turns a small part of them at most:
+    of two experts' scores that lie as far from each other as neighbours do, noise turns the choice where they happen
+    to be nearer than the noise. Rows may stand in any order: of each expert, its scores are asked by size.
+    """
+    if (
+        one.shape != other.shape
+        or len(one.shape) < 2
+        or one.numel > _MOST
+        or not (one.is_readable and other.is_readable)
+    ):
+        return False
+    a_NE, b_NE = (pages.array(ref).astype(np.float64).reshape(-1, ref.shape[-1]) for ref in (one, other))
+    apart = float(np.abs(np.sort(a_NE, 0) - np.sort(b_NE, 0)).max(initial=0.0))
+    gap = float(np.median(np.diff(np.sort(a_NE, 1), axis=1))) if a_NE.shape[1] > 1 else 0.0
+    return gap > 0 and np.isfinite(apart) and moved > max(_FEWEST_MOVED, _BEYOND * len(a_NE) * apart / gap)
 
 
 def _noise(moved: int, rows: int, layer: str, micro_pair: MicroBatchPair) -> str | None:
