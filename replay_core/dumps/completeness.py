@@ -41,10 +41,15 @@ MORE = "more holes in ranks and micro-batches"
 def every_hole(keys: Iterable[RecordKey], where: str) -> list[Problem]:
     """Ranks and micro-batches that other steps, or other ranks of the step, have."""
     grid: dict[str, dict[int, dict[int | None, set[int | None]]]] = defaultdict(lambda: defaultdict(dict))
+    roles: dict[str, set[str | None]] = defaultdict(set)
+    # Forwards are counted across roles: a number that a critic's took is none that the actor's lost.
+    taken: dict[tuple[int, int | None], dict[str | None, set[int | None]]] = defaultdict(lambda: defaultdict(set))
     for key in keys:
         if key.step is None or (key.rank is None and key.micro is None):
             continue
         grid[key.stage][key.step].setdefault(key.rank, set()).add(key.micro)
+        roles[key.stage].add(key.role)
+        taken[key.step, key.rank][key.role].add(key.micro)
     problems: list[Problem] = []
     for stage, steps in grid.items():
         ranks = sorted({rank for by_rank in steps.values() for rank in by_rank if rank is not None})
@@ -62,7 +67,10 @@ def every_hole(keys: Iterable[RecordKey], where: str) -> list[Problem]:
             whole = bool(numbers) and max(numbers) - min(numbers) < _SPARSE * len(numbers) and stage not in _CLOSING
             expected = set(range(min(numbers), max(numbers) + 1)) if whole else numbers
             for rank, micros in by_rank.items():
-                lost = sorted(expected - {micro for micro in micros if micro is not None}) if None not in micros else []
+                by_role = taken[step, rank]
+                others = {micro for role, own in by_role.items() if role not in roles[stage] for micro in own}
+                counted = {micro for micro in (*micros, *others) if micro is not None}
+                lost = sorted(expected - counted) if None not in micros else []
                 if lost:
                     of = "" if rank is None else f" of rank {rank}"
                     what = f"step {step} {stage}: micro {few(lost)}{of} is missing"

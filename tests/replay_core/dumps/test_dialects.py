@@ -17,6 +17,7 @@ import torch
 
 from replay_core import pages
 from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
 from replay_core.records import RecordKey, Run, TensorRef
 from tests.builders import Bomb, save_file, write_nexrl
 
@@ -255,6 +256,17 @@ def test_holes_in_ranks_and_micro_batches_are_named(tmp_path: Path) -> None:
     assert "step 0 forward_data: micro 1 of rank 1 is missing" in text
     assert "step 0 forward_data: micro 0 of rank 2 is missing" in text
     assert "step 1 forward_data: nothing of rank 1, 2" in text
+
+
+def test_numbers_that_a_critics_forwards_took_are_no_holes_of_the_actors(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    with recorder.step(0) as write:
+        for micro, role in enumerate(("actor", "actor", "critic", "critic", "actor", "actor")):
+            stage = "forward_data" if role == "actor" else "loss"
+            write(stage, log_probs=torch.zeros(1, 2), role=role, micro=micro)
+        write("forward_data", log_probs=torch.zeros(1, 2), micro=7)
+    recorder.close()
+    assert said(open_run(tmp_path / "run")) == "step 0 forward_data: micro 6 of rank 0 is missing"
 
 
 def test_a_file_still_being_written_is_a_problem_and_a_whole_one_is_not(tmp_path: Path) -> None:
