@@ -24,3 +24,8 @@ class Fault(Struct, frozen=True):
 def whose(ranks: Sequence[int]) -> str:
     """`rank 1`, `ranks 0 and 1`."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {named(ranks)}"
+
+
+def is_open(fault: Fault | None) -> bool:
+    """Whether a cause is still looked for: none is known, or no more than that ranks hold other values."""
+    return fault is None or fault.kind == "apart"

@@ -1,0 +1,155 @@
+"""The first activation of a step that is off, and what its tokens alone say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from replay_core import naming, pages
+from replay_core.compare.judging import (
+    algebra,
+    attention_again,
+    contributions,
+    experts_returned,
+    key_order,
+    own_rows,
+    subspaces,
+)
+from replay_core.compare.judging.faults import Fault, is_open
+from replay_core.compare.judging.ranks import other_numbers
+from replay_core.compare.judging.ranks.attention_in_time import AttentionInTime
+from replay_core.compare.judging.ranks.experts_of_layers import ExpertsOfLayers
+from replay_core.compare.judging.ranks.output_dtypes import OutputDtypes
+from replay_core.compare.judging.ranks.row import RowOfRanks, say_first
+from replay_core.compare.judging.ranks.tensors_before import TensorsBefore
+from replay_core.compare.pairing.ranks import HeldByRanks
+from replay_core.records import TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.compare.judging.tensors import TensorVerdict
+
+
+class MadeOf(Struct, frozen=True):
+    """What a first activation was made of, for its weight to explain it by.
+
+    held, whole: what the ranks and the other run have of it. slices, attended: what stands before it in its
+    micro-batch, and is the other run's: slices of features, and what went into attention.
+    """
+
+    held: HeldByRanks
+    whole: TensorRef
+    slices: Sequence[HeldByRanks]
+    attended: Sequence[HeldByRanks]
+    ids: TensorRef | None
+
+
+class FirstActivation:
+    """Of every step, the first activation that is off, and by how much at each token, until a weight explains it."""
+
+    def __init__(
+        self, before: TensorsBefore, experts: ExpertsOfLayers, dtypes: OutputDtypes, attention: AttentionInTime
+    ) -> None:
+        self._before, self._experts, self._dtypes, self._attention = before, experts, dtypes, attention
+        self._off: dict[int | None, tuple[TensorVerdict, NDArray[np.float64] | None]] = {}
+        self._made_of: dict[int | None, MadeOf] = {}
+
+    def row(self, step: int | None) -> TensorVerdict | None:
+        row, _ = self._off.get(step, (None, None))
+        return row
+
+    def off(self, step: int | None) -> NDArray[np.float64] | None:
+        """By how much it is off [token, channel]; None once that is explained, or where it is not known."""
+        _, off_NH = self._off.get(step, (None, None))
+        return off_NH
+
+    def made_of(self, step: int | None) -> MadeOf:
+        return self._made_of[step]
+
+    def explained(self, step: int | None, fault: Fault) -> None:
+        """Say of it what a weight explained."""
+        row, _ = self._off[step]
+        say_first(row, fault)
+        self._off[step] = row, None
+
+    def note(self, of: RowOfRanks, recorded: RowOfRanks) -> None:
+        """Keep the first activation of a step that is off, and say of it what its tokens alone tell.
+
+        recorded: the row as its ranks recorded it, where `of` is laid in sections.
+        """
+        row, held, whole, laid = of.row, of.held, recorded.whole, recorded.laid
+        if not naming.is_module_tensor(row.name):
+            return
+        known = self.row(of.step)
+        # What was off when it was judged may have been explained since, by the weights it was computed with.
+        if known is not None and known.verdict.diverges and not _is_before(row, known):
+            return
+        off_NH = None
+        ids = of.micro_pair.a.find("input_ids") or of.micro_pair.b.find("input_ids")
+        slices, attended = self._before.slices(of), self._before.into_attention(of)
+        self._made_of[of.step] = MadeOf(held, whole, slices, attended, ids)
+        if row.ranks is not None and is_open(row.ranks.fault):
+            fault = self._of_tokens(of, whole, laid, row.ranks.parted)
+            if fault is not None:
+                say_first(row, fault)
+            elif whole.shape == laid.shape and len(whole.shape) >= 2 and whole.numel <= 1 << 22:
+                off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
+                off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
+                if off_NH is not None and held.axis in (None, 0, 1):
+                    there_NH = pages.array(whole).astype(np.float64).reshape(off_NH.shape)
+                    fault = subspaces.of_other_shards(row.name, there_NH + off_NH, there_NH, held.ranks)
+                    if fault is not None:
+                        off_NH = None
+                        say_first(row, fault)
+        self._off[of.step] = row, off_NH
+
+    def _of_tokens(self, of: RowOfRanks, whole: TensorRef, laid: TensorRef, parted: tuple[int, ...]) -> Fault | None:
+        held, slices = of.held, self._before.slices(of)
+        fault = self._of_own_tokens(of, whole, laid, parted) if held.is_cut else None
+        fault = fault or contributions.of_gathered(of.name, whole, held, parted, slices)
+        cast = self._dtypes.of_step(of.step)
+        fault = fault or (cast if cast is not None and set(parted) <= set(cast.ranks) else None)
+        fault = fault or algebra.not_dropped(of.name, whole, held)
+        attended = self._before.into_attention(of)
+        fault = fault or self._attention.otherwise(of.name, whole, held, attended, parted, None)
+        return fault or own_rows.of_rows(of.name, whole, held, parted)
+
+    def _of_own_tokens(
+        self, of: RowOfRanks, whole: TensorRef, laid: TensorRef, parted: tuple[int, ...]
+    ) -> Fault | None:
+        """What the tokens that are off say of the first activation that is, of which ranks have some each."""
+        held = of.held
+        if (fault := key_order.of_keys(of.name, whole, laid, held)) is not None:
+            return fault
+        if (experts := self._experts.of(of)) is not None:
+            # Tokens that one rank's experts turned away are 0 as well, also on that rank.
+            fault = (
+                contributions.weighed_otherwise(of.name, whole, laid, experts)
+                or contributions.of_own_experts(of.name, whole, held)
+                or experts_returned.of_returned(of.name, whole, laid, held, experts)
+            )
+            if fault is not None:
+                return fault
+        slices = self._before.slices(of)
+        found = (key_order.of_one_key(of.name, held, one, parted) for one in reversed(slices))
+        if (fault := next((fault for fault in found if fault is not None), None)) is not None:
+            return fault
+        attended = self._before.into_attention(of)
+        return attention_again.of_seen_keys(of.name, whole, held, slices, parted, None, attended)
+
+
+def _is_before(row: TensorVerdict, first: TensorVerdict) -> bool:
+    """Whether what a model returned of its first layers is off, where what it returned in the end is the first that
+    nothing explains.
+    """
+    is_returned = first.name == "forward.output.logits" and first.place == row.place
+    return (
+        is_returned
+        and first.ranks is not None
+        and is_open(first.ranks.fault)
+        and row.name.startswith("forward.output.")
+        and other_numbers.is_returned(row.name)
+    )

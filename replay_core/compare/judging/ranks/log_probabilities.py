@@ -1,0 +1,114 @@
+"""What the ranks' log-probabilities say of the logits they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from replay_core import naming, pages
+from replay_core.compare.judging import algebra, logits_otherwise, vocabulary
+from replay_core.compare.judging.faults import Fault, is_open
+from replay_core.compare.judging.ranks.row import MOST, RowOfRanks
+from replay_core.compare.pairing.ranks import HeldByRanks, standing_for
+from replay_core.records import TensorRef
+
+
+def of_vocabulary(of: RowOfRanks, fault: Fault | None) -> Fault | None:
+    """Which rank's slice of the words is off."""
+    is_asked = of.row.key.stage == "modules" or of.kind == "logprob"
+    if len(of.whole.shape) == 2 and not of.held.is_cut and is_asked:
+        fault = _of_slices(of) or fault
+    return fault
+
+
+def of_logits(of: RowOfRanks, fault: Fault | None) -> Fault | None:
+    """What was made of the logits otherwise."""
+    if of.kind == "logprob" and is_open(fault):
+        fault = _of_logits(of) or fault
+    return fault
+
+
+def _of_slices(of: RowOfRanks) -> Fault | None:
+    """What the slices of the logits say of what is said of every token's target [sample, position]: the logits are
+    those that, by the other run's values, make its log-probabilities.
+    """
+    whole, held, side, other = of.whole, of.held, of.side, of.other
+    of_samples = [
+        (name, cut, facing[1]) for (name, stage), (_, ref) in side.tensors.items()
+        if (cut := of.together.held.get(id(ref))) is not None and cut.axis == len(whole.shape)
+        and (facing := other.tensors.get((name, stage))) is not None and not name.startswith("grad.")
+        and facing[1].shape[:-1] == whole.shape and facing[1].numel <= 1 << 27
+    ]  # fmt: skip
+    called = [one for one in of_samples if naming.makes_logits(one[0])]
+    said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
+    candidates = []
+    for name in ("target_ids", "labels", "input_ids"):
+        if (targets := other.find(name)) is not None and targets.shape == whole.shape:
+            ids = pages.array(targets).astype(np.int64)
+            candidates += [] if name == "input_ids" else [ids.reshape(-1)]
+            candidates.append(np.roll(ids, -1, 1).reshape(-1))
+    for _, cut, other_logits in called or of_samples[-1:]:
+        logits = pages.array(other_logits).astype(np.float64).reshape(-1, other_logits.shape[-1])
+        found = vocabulary.targets_of(said[0], logits, candidates)
+        if found is not None:
+            told, targets_N, sign = found
+            return vocabulary.explain(of.name, [sign * one[told] for one in said], logits[told], cut, targets_N)
+    return None
+
+
+def _of_logits(of: RowOfRanks) -> Fault | None:
+    """Whether log-probabilities of ranks are what the other run's logits make under a temperature or a cap."""
+    row, whole, held, side, other = of.row, of.whole, of.held, of.side, of.other
+    if len(whole.shape) != 2 or row.ranks is None or not row.ranks.parted:
+        return None
+    called = [
+        (name, ref) for (name, _), (_, ref) in other.tensors.items()
+        if naming.makes_logits(name) and not name.startswith("grad.") and ref.shape[:-1] == whole.shape
+        and ref.is_readable and ref.numel <= MOST >> 2
+    ]  # fmt: skip
+    ids = [other.find(name) for name in ("target_ids", "labels", "input_ids")]
+    candidates = [
+        made.reshape(-1) for ref in ids if ref is not None and ref.shape == whole.shape
+        for values in (pages.array(ref).astype(np.int64),) for made in (values, np.roll(values, -1, 1))
+    ]  # fmt: skip
+    said_N = pages.array(whole).astype(np.float64).reshape(-1)
+    laid = standing_for(held)
+    for name, ref in called[:2]:
+        logits_NV = pages.array(ref).astype(np.float64).reshape(said_N.size, -1)
+        known = logits_otherwise.made_of(said_N, logits_NV, candidates)
+        if known is None:
+            continue
+        made, told = known
+        places = np.full(said_N.size, -1)
+        places[told] = np.arange(told.size)
+        every = []
+        if not held.is_cut or held.axis not in (0, 1):
+            own = pages.array(held.parts[held.ranks.index(row.ranks.parted[0])]).astype(np.float64).reshape(-1)
+            if own.size != said_N.size:
+                return None
+            every.append(logits_otherwise.OfTokens(row.ranks.parted, np.arange(told.size), own[told]))
+        elif laid.shape == whole.shape:
+            here_N = pages.array(laid).astype(np.float64).reshape(-1)
+            grid = np.arange(said_N.size).reshape(whole.shape)
+            for rank, stretches in zip(held.ranks, held.stretches, strict=True):
+                if rank in row.ranks.parted:
+                    mine = np.concatenate([np.arange(at, at + long) for at, long in stretches])
+                    rows = np.take(grid, mine, held.axis).reshape(-1)
+                    rows = rows[places[rows] >= 0]
+                    every.append(logits_otherwise.OfTokens((rank,), places[rows], here_N[rows]))
+        mine_too = next((one for (_, _), (_, one) in side.tensors.items() if one.name.endswith(name)), None)
+        cut = of.together.held.get(id(mine_too)) if mine_too is not None else None
+        if mine_too is not None and not _are_logits_alike(ref, mine_too, cut, row.ranks.parted):
+            return None  # then these are what is off
+        slices = cut if cut is not None and cut.axis == 2 else None
+        return logits_otherwise.explain(row.name, made, every, slices) if every else None
+    return None
+
+
+def _are_logits_alike(whole: TensorRef, laid: TensorRef, held: HeldByRanks | None, parted: Sequence[int]) -> bool:
+    """Whether ranks' own logits are the other run's."""
+    own = [laid] if held is None or held.is_cut else [
+        ref for rank, ref in zip(held.ranks, held.parts, strict=True) if rank in parted
+    ]  # fmt: skip
+    return all(ref.is_readable and ref.shape == whole.shape and algebra.is_near(whole, ref) for ref in own)
