@@ -30,7 +30,12 @@ from tui_debugger.failing import fail
 @click.option("--whole", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="COMPARISON",
               help="Whole values of what differs in this document of compare, figures of all else.")  # fmt: skip
 @click.option("--ranks", metavar="0,7", help="Keep the records of these ranks alone: 0,7 or 0:8.")
-@click.option("--gradients", metavar="GLOB", help="Gradients of parameters whose names hold it (*o_proj*), unclipped.")
+@click.option(
+    "--gradients",
+    metavar="GLOB",
+    help="Gradients of parameters whose names hold it (*o_proj*), as the backward left them; a clipping that is not "
+    "torch's clip_grad_norm_ is not seen, and theirs are recorded clipped.",
+)
 @click.option("--params", metavar="GLOB", help="Parameters whose names hold it, before each update.")
 @click.option("--checkpoints/--no-checkpoints", default=None,
               help="Keep each recorded step's weights, for replays (default: of models up to 64 MiB).")  # fmt: skip
