@@ -491,6 +491,7 @@ def diagnose(
     Raises:
         RequestError: there is no rule of such an id.
         SelectionError: there is no such step.
+        NotADumpError: no metric and no sample was read of the one text that was given.
     """
     from replay_core.diagnose.case import Case
     from replay_core.diagnose.engine import chain, chosen_rules
@@ -499,6 +500,7 @@ def diagnose(
     from replay_core.diagnose.merging import together
     from replay_core.diagnose.series import series_block
     from replay_core.diagnose.signals import Signals
+    from replay_core.diagnose.unread import refuse_unread
     from replay_core.export.diagnoses import diagnosis_document
 
     chosen_rules(rules)  # before anything is read
@@ -510,6 +512,8 @@ def diagnose(
         return diagnosis_document(run, together([(name, judge(case, rules, on_event)) for name, case in cases]))
     case = Case(run, Signals.of(run, step), step)
     found = judge(case, rules, on_event)
+    if not rules:
+        refuse_unread(run, case, found)
     found = chain().updated(Diagnosis.of(known), found) if known else found
     return diagnosis_document(run, found, series_block(case.signals))
 

@@ -9,6 +9,8 @@ EXPERIMENT.jsonl     {"step": 1, "data": {…}} per line                  verl's
                      {"step": 1, "actor": {"pg_loss": …}, …} per line   EasyR1's: rooms in rooms, read as actor/pg_loss
 A file that is named itself may be called anything: a table (`metric_tables.py`), rows that count, columns by name
 history.json         {"step": [1, 2, …], "reward": [0.1, 0.2, …]}
+run.json             {"total_steps": 266, "steps": [{"step": 1, "loss": …}, …]}, the one list of rows of a mapping
+A .jsonl may begin with rows that tell of the run (`_heads`).
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def _files(path: Path) -> Iterator[Path]:
                     yield folder.file(file)
                 continue
             if file.endswith(".jsonl"):
-                first = first_row(folder.file(file))
+                first = _first(folder.file(file))
                 row = None if first is None else _unwrapped(first)
                 if first is None or row is None or not _is_flat(row):
                     continue
@@ -92,7 +94,7 @@ _GO_ON = 0.75
 def _count(file: Path) -> bool:
     """Whether the first lines of a file are rows that count."""
     with regular(file) as opened:
-        lines = [opened.readline(1 << 16) for _ in range(_LOOKED)]
+        lines = [opened.readline(1 << 16) for _ in range(_LOOKED)][_heads(file) :]
     rows = [_unwrapped(mapping) for line in lines if line.strip() and (mapping := _mapping(line)) is not None]
     return _counts(rows if all(map(_is_flat, rows)) else [])
 
@@ -115,6 +117,38 @@ def _counts(rows: list[dict[str, Any]]) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+#: What a row says it is that tells of the run and not of a step; rows of it at a file's begin, and bytes of one.
+_OF_THE_RUN = frozenset(("config", "meta", "metadata", "header", "args", "arguments", "hparams", "settings"))
+_HEADS, _A_HEAD = 3, 1 << 16
+
+
+@kept_while_unchanged(64)
+def _heads(file: Path) -> int:
+    """How many rows of a .jsonl stand before its first row of metrics: they name no step, hold more than numbers or
+    say what they are, and what follows is flat and names one. 0 where it begins with metrics, or is none of them.
+    """
+    with regular(file) as opened:
+        for at in range(_HEADS + 1):
+            row = _mapping(opened.readline(_A_HEAD))
+            if row is None:
+                return 0
+            if not row.keys().isdisjoint(STEP_FIELDS):
+                return at if _is_flat(_unwrapped(row)) else 0
+            said = {row.get(name) for name in ("event", "type", "kind") if isinstance(row.get(name), str)}
+            if _is_flat(row) and _OF_THE_RUN.isdisjoint(said):
+                return 0
+    return 0
+
+
+def _first(file: Path) -> dict[str, Any] | None:
+    """The first row of metrics of a .jsonl, or its very first row."""
+    heads = _heads(file)
+    if not heads:
+        return first_row(file)
+    with regular(file) as opened:
+        return [_mapping(opened.readline(_A_HEAD)) for _ in range(heads + 1)][heads]
 
 
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +196,21 @@ def _history(file: Path, problems: list[Problem] | None) -> list[dict[str, Any]]
     tree = content.tree
     if isinstance(tree, dict) and isinstance(tree.get("log_history"), list):
         tree = tree["log_history"]
+    elif (listed := _listed(tree)) is not None:
+        tree = listed
     rows = tree if isinstance(tree, list) else _by_columns(tree) or [_summary(tree)]
     return [row for row in rows if _is_flat(row)] if content.container == "json" else []
+
+
+def _listed(tree: Any) -> list[Any] | None:
+    """The one list of a mapping's values that holds rows of numbers (3 and more), as a run's own account has it."""
+    if not isinstance(tree, dict):
+        return None
+    lists = [
+        value for value in tree.values()
+        if isinstance(value, list) and len(value) >= _COLUMN and sum(map(_is_flat, value)) > len(value) / 2
+    ]  # fmt: skip
+    return lists[0] if len(lists) == 1 else None
 
 
 def _by_columns(tree: Any) -> list[dict[str, Any]]:
@@ -293,7 +340,7 @@ def _steps(file: Path, found: Index) -> list[int | None]:
         if file.suffix == ".jsonl":
             rows = rows_by_place(file, STEP_FIELDS)
             found.problems += rows.problems
-            places = [_first(row.places) for row in rows.rows]
+            places = [_known(row.places) for row in rows.rows[_heads(file) :]]
         else:
             places = [_step(row) for row in _history(file, found.problems)]
     except RldbgError as error:
@@ -371,7 +418,7 @@ def _runs(places: list[int | None]) -> list[tuple[int, int]]:
     return list(zip([0, *starts], [*starts, len(places)], strict=True))
 
 
-def _first(places: tuple[int | None, ...]) -> int | None:
+def _known(places: tuple[int | None, ...]) -> int | None:
     return next((place for place in places if place is not None), None)
 
 
@@ -437,8 +484,9 @@ def _told(keys: Sequence[RecordKey], path: Path) -> Iterator[_Told]:
 def _steps_rows(path: Path) -> tuple[dict[int | None, list[Row]], tuple[Problem, ...]]:
     """Step -> its lines, and what is wrong with any: a file may hold a step for every row."""
     found = rows_by_place(path, STEP_FIELDS)
-    numbered = _numbered([_first(row.places) for row in found.rows], path, None)
-    return {step: [found.rows[i] for i in positions] for step, positions in numbered.items()}, found.problems
+    rows = found.rows[_heads(path) :]
+    numbered = _numbered([_known(row.places) for row in rows], path, None)
+    return {step: [rows[i] for i in positions] for step, positions in numbered.items()}, found.problems
 
 
 @kept_while_unchanged(4)

@@ -80,7 +80,11 @@ class FollowedDiagnosis:
 
     def _diagnose(self, steps: tuple[int, ...], *, is_whole: bool) -> None:
         chosen = None if is_whole else Selection.parse(",".join(map(str, steps)))
-        self.document = doc = workbench.diagnose(*self._paths, rules=self._rules, step=chosen)
+        try:
+            doc = workbench.diagnose(*self._paths, rules=self._rules, step=chosen)
+        except NotADumpError:
+            return  # what there is so far tells of no step
+        self.document = doc
         new = set(steps) - set(self._looked)
         self._looked = steps
         self._progress(Progress(len(steps), None, f"steps looked at, the last {steps[-1]}" if steps else "looked at"))
