@@ -21,6 +21,8 @@ from replay_core.regexes import regex
 
 #: Steps of a reward before that it rests is no chance, and standard errors by which its thirds may differ.
 LONG, APART = 100, 2.576
+#: Standard errors from which it may rise after all.
+PERHAPS = 1.96
 #: Fewer steps are enough where one in six and more has a loss of 0 and no spread is logged, so that nobody else tells.
 TOLD = 48
 #: Fewer lines, each of several steps, and the steps that they span.
@@ -40,12 +42,14 @@ class Rest(Struct, frozen=True):
     wanted: float
     """What the last third's mean would have to be above to be a rise."""
     steps: int
+    is_little: bool = False
+    """It rises by little, which may be no chance: by the rank test or the means of its thirds, at one in twenty."""
 
 
 def rests(log: RunLog) -> Rest | None:
     """The reward of 100 steps and more (48 where many of them teach nothing, 30 lines that span 250) that rests:
-    neither by the rank test nor in the mean of its last third over that of its first, or of all over that of its first
-    few. None where it does, or is near a best of 1, or is one number in all of them.
+    neither by the rank test nor in the mean of its last or middle third over that of its first, or of all over that of
+    its first few. None where it does, or is near a best of 1, or is one number in all of them.
     """
     series = log.get("reward")
     values = [] if series is None else series.finite
@@ -61,7 +65,10 @@ def rests(log: RunLog) -> Rest | None:
     begun, now = fmean(first), fmean(last)
     error = math.sqrt((pvariance(first) + pvariance(last)) / third)
     is_share = min(values) >= 0 and max(values) <= 1
-    if (is_share and now >= SOLVED) or now - begun > APART * error or trends.drift(values) > trends.DRIFT_Z:
+    drift = trends.drift(values)
+    if (is_share and now >= SOLVED) or now - begun > APART * error or drift > trends.DRIFT_Z:
+        return None
+    if rose(values):
         return None
     # What was learnt in the first steps is learnt: the rest is above them.
     few = max(EARLY, len(values) // 20)
@@ -72,7 +79,16 @@ def rests(log: RunLog) -> Rest | None:
     sigma = math.sqrt(pvariance(values))
     if abs(fmean(values)) < CENTRED * sigma and min(values) < 0 < max(values):
         return None
-    return Rest(series, begun, now, begun + APART * error, max(len(values), spans))
+    is_little = now - begun > PERHAPS * error or drift > PERHAPS
+    return Rest(series, begun, now, begun + APART * error, max(len(values), spans), is_little)
+
+
+def rose(values: list[float]) -> bool:
+    """Whether the middle third's mean is over the first's by more than chance: it rose, wherever it went from there."""
+    third = len(values) // 3
+    first, middle = values[:third], values[third : len(values) - third]
+    error = math.sqrt(pvariance(first) / len(first) + pvariance(middle) / len(middle)) if third else math.inf
+    return third > 0 and fmean(middle) - fmean(first) > APART * error
 
 
 def _spans(series: Series) -> int:

@@ -256,7 +256,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "",
     ),
     (regex(r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"), "prompt_length", ""),
-    (regex(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
+    (regex(r"^timing_s[/_](?!step$)(?!.*_length$).+"), "phase_seconds", "verl"),
     (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
     (regex(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
@@ -435,7 +435,9 @@ _OPTIMIZERS = _words("adam adamw sgd muon group group0 pg0 pg1 0")
 
 def _by_its_words(words: frozenset[str]) -> str | None:
     """The signal of a name whose words leave no doubt, in whatever order they stand."""
-    if words & _GROUPS and words & _NONE and words & _SPREADS and not words & {"num", "count", "n"}:
+    # Groups all of whose rewards are 0 are not all that have no spread: those that are all right have none either.
+    all_wrong = {"all", "zero"} <= words and words & _SPREADS <= {"reward"}
+    if words & _GROUPS and words & _NONE and words & _SPREADS and not words & {"num", "count", "n"} and not all_wrong:
         return "frac_zero_std"
     if words & {"memory", "mem"} and words & {"gb", "gib"}:
         return "memory_gb"
@@ -479,7 +481,8 @@ _NOT_PAID = _words(
     "value predicted prediction norm normalized normalised whitened advantage adv ema smoothed moving running median "
     "percentile cumulative sum delta diff improvement change gap per turn old prev previous initial f1 bleu rouge bert "
     "meteor similarity perplexity cost fn func function lr rate signal rm hacking spread pass group groups shaping "
-    "p10 p25 p50 p75 p90 p95 q1 q3 lowest highest goal temperature weighted confidence ood distractor placebo"
+    "p10 p25 p50 p75 p90 p95 q1 q3 lowest highest goal temperature weighted confidence ood distractor placebo "
+    "timing timings latency duration elapsed ms sec secs"
 )
 _LOSSES = _words(
     "grpo dpo ppo rm bt pairwise preference pref simpo orpo kto ipo ranking reinforce rlhf rloo gspo cispo dapo rl "

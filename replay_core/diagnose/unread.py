@@ -1,6 +1,6 @@
 """A table or a JSON of which no metric and no sample was read: no verdict follows from it, and that is what is said.
 
-    refuse_unread(run, case, found)     # NotADumpError, in words: what was looked for, what was found, what next
+refuse_unread(run, case, found)     # NotADumpError, in words: what was looked for, what was found, what next
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def refuse_unread(run: Run, case: Case, found: Diagnosis) -> None:
         file=str(run.path),
         expected='rows of numbers that name their step: {"step": 1, "loss": 0.1, "reward": 0.2} in a line each, a list '
         'of such, {"log_history": [...]}, columns of numbers as long as a column of steps, or a table with a head',
-        found=(f"{rows} rows of " if rows else "") + (", ".join(names[:_NAMED]) or "nothing that has a name") + more
+        found=(f"{rows} rows of " if rows else "")
+        + (", ".join(names[:_NAMED]) or "nothing that has a name")
+        + more
         + ("" if counts else "; none of them is a step: a row for each answer tells of no step"),
         hint="name the file that your trainer writes its loss to, or add a step to each row; rldbg show "
         f"{run.path.name} prints what is in it; rldbg record -- COMMAND records a run",

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median, pvariance
 
 from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, shown, warning
 from replay_core.diagnose.late_falls import late_fall
-from replay_core.diagnose.resting import LONG, Rest, rests, signs
+from replay_core.diagnose.resting import LONG, PERHAPS, Rest, rests, rose, signs
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.learning import tells_of_rate
 from replay_core.diagnose.rules.states import MOST_NATS, FigureState, Test
@@ -198,7 +198,8 @@ def glance(log: RunLog) -> Iterator[Finding]:
     knowing. A KL below -.5 of an estimator that may be: a warning. A reward that is within a tenth of its beginning (or
     half the spread of lines) after 150 steps, does not rise by more than chance, is not centred at 0 and is no best of
     .8 and more of 1: worth knowing; a warning where it does not rise in 100 lines and more (by the rank test and the
-    means of its thirds), and a sign of why is logged: .15 of the steps without a spread or loss, .2 of the responses
+    means of its thirds, the middle one, too; worth knowing where it may at 1.96 errors of them; one that rose and fell
+    back is told as such), and a sign of why is logged: .15 of the steps without a spread or loss, .2 of the responses
     cut, a reward function that never pays, a KL below .003; so in 300 lines without one, and in 30 that span 250 steps.
     A mean that gains less than .03 of what single answers get, in 100 lines and more, and stays below the half of that:
     a warning. Worth knowing is one that
@@ -413,8 +414,10 @@ def _flat(log: RunLog) -> Iterator[Finding]:
     """
     why = signs(log) if (rest := rests(log)) is not None else []
     if rest is not None and (why or rest.steps >= SURELY or len(rest.reward.finite) < LONG):
-        yield warning(
-            f"the reward does not rise in {rest.steps} steps: {rest.reward.name} is {rest.begun:.3g} in the first "
+        yield finding(
+            "info" if rest.is_little else "warning",
+            f"the reward {'rises by little, if at all,' if rest.is_little else 'does not rise'} in {rest.steps} steps: "
+            f"{rest.reward.name} is {rest.begun:.3g} in the first "
             f"third "
             f"and {rest.now:.3g} in the last" + (f"; {why[0]}" if why else ""),
             rest.reward.ended,
@@ -447,16 +450,54 @@ def _flat(log: RunLog) -> Iterator[Finding]:
     begun, now = median(values[:part]), median(values[-part:])
     middle, sigma = trends.spread(values)
     solved = min(values) >= 0 and max(values) <= 1 and now >= 0.8
+    if (fell := _rose_and_fell(series)) is not None:
+        yield fell
+        return
+    if rose(values):
+        return
     moved = abs(now - begun) > max(STILL * max(abs(begun), abs(now)), OF_SPREAD * sigma)
     if solved or moved or trends.rises(values) or len(set(values)) == 1 or abs(middle) < CENTRED * sigma:
         return
+    little = fmean(values[-part:]) - fmean(values[:part]) > PERHAPS * math.sqrt(
+        (pvariance(values[:part]) + pvariance(values[-part:])) / part
+    )
     yield info(
-        f"the reward does not rise: {series.name} is {begun:.3g} at first and {now:.3g} after {last - first} steps",
+        f"the reward {'rises by little' if little else 'does not rise'}: {series.name} is {begun:.3g} at first and "
+        f"{now:.3g} after {last - first} steps",
         series.ended,
         series.shown(now, f"> {begun:.3g}"),
         cause="nothing that is paid for is learnt: a learning rate too small (or run out), a KL that holds the policy, "
         "a reward that does not tell answers apart, prompts too easy or too hard; or what can be earned is earned",
         next_step="look at the spread of rewards within groups, at KL and grad_norm; score ten responses by hand",
+    )
+
+
+#: Parts of a run, and standard errors of one by which the best of them is over the first third and the last part.
+BINS, SURELY_OVER = 10, 4.0
+
+
+def _rose_and_fell(series: Series) -> Finding | None:
+    """A reward that came up and went down again to about where it began, by more than chance."""
+    points = [point for point in series.points if math.isfinite(point.value)]
+    width, third = len(points) // BINS, len(points) // 3
+    if len(points) < LONG or max(point.value for point in points) == min(point.value for point in points):
+        return None
+    values = [point.value for point in points]
+    means = [fmean(values[at : at + width]) for at in range(0, len(values) - width + 1, width)]
+    best = max(range(len(means)), key=means.__getitem__)
+    over = SURELY_OVER * math.sqrt(pvariance(values) / width)
+    begun, now = fmean(values[:third]), fmean(values[-width:])
+    if not third <= (best + 1) * width <= len(values) - third or means[best] - max(begun, now) <= over:
+        return None
+    return info(
+        f"the reward rose and fell back: {series.name} is {begun:.3g} in the first third, {means[best]:.3g} about step "
+        f"{points[best * width + width // 2].step}, and {now:.3g} at last",
+        points[best * width].where(series.name),
+        series.shown(now, f"> {means[best]:.3g}"),
+        shown("mean at its best", means[best]),
+        cause="what was learnt was lost again: a learning rate too high, prompts that got harder, a policy that has "
+        "left its reference; of few prompts in a step it may be their turn",
+        next_step="go back to the checkpoint of its best; look at KL, entropy and lengths from there on",
     )
 
 

@@ -102,12 +102,16 @@ def zero_gradient(log: RunLog) -> Finding | None:
     Worth knowing alone where other steps do have a gradient, each of these has groups without a spread, and no more
     norms are 0 than such groups explain: spreads are means over the updates since the last line, the norm is the last
     update's, and one of a single group has no gradient where that group has no spread. So, too, where nothing tells of
-    such groups, each line is of 2 steps and more, and less than half of them have a norm of 0.
+    such groups, each line is of 2 steps and more, and less than half of them have a norm of 0. A step whose largest
+    advantage is 0 has no spread, whatever is counted beside it.
     """
     known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
     if not known:
         return _never_any(log)
-    broken = [step for step in known if step.grad == 0 and not step.is_dead and not step.is_cut]
+    broken = [
+        step for step in known
+        if step.grad == 0 and not step.is_dead and not step.is_cut and step.advantage != 0
+    ]  # fmt: skip
     if broken:
         first = broken[0]
         clipped = [step for step in broken if _is_clipped(log, step)]
@@ -165,18 +169,21 @@ OFTEN = 0.25
 
 def _are_of_one_update(known: list[StepTold], broken: list[StepTold]) -> bool:
     """Whether groups without a spread explain the norms of 0: an update has none at most as often as a group has no
-    spread, which is a sum of coin tosses (within 3 of its standard deviations).
+    spread, which is a sum of coin tosses (within 3 of its standard deviations). So do those alone of the lines in which
+    few groups have none.
     """
-    if (
-        len(known) < 8
-        or any(step.frac_zero is None for step in known)
-        or any((step.frac_zero or 0) < OFTEN for step in broken)
-    ):
+    if len(known) < 8 or any(step.frac_zero is None for step in known) or any(not step.frac_zero for step in broken):
         return False
-    shares = [min(1.0, max(0.0, step.frac_zero or 0.0)) for step in known]
+    few = [step for step in known if (step.frac_zero or 0) < OFTEN]
+    seldom = any(step.grad == 0 for step in few)
+    return any(step.grad for step in known) and _by_tossing(known) and (not seldom or _by_tossing(few))
+
+
+def _by_tossing(told: list[StepTold]) -> bool:
+    """Whether no more norms are 0 than coins come up that are tossed with each step's share of groups."""
+    shares = [min(1.0, max(0.0, step.frac_zero or 0.0)) for step in told]
     noise = 3 * math.sqrt(sum(each * (1 - each) for each in shares))
-    nothing = sum(step.grad == 0 for step in known)
-    return any(step.grad for step in known) and nothing <= sum(shares) + noise
+    return sum(step.grad == 0 for step in told) <= sum(shares) + noise
 
 
 def _may_be_of_one_update(log: RunLog, known: list[StepTold], broken: list[StepTold]) -> bool:
@@ -371,12 +378,25 @@ def _rescaled(values: list[float]) -> int | None:
     return None
 
 
+def _is_of_spreads(log: RunLog) -> bool:
+    """Whether norms grow as groups come to have a spread of rewards, and not for those that have one."""
+    told = [step for step in steps_told(log) if step.grad is not None and step.frac_zero is not None]
+    norms = [
+        step.grad / math.sqrt(1 - step.frac_zero) for step in told
+        if step.grad is not None and math.isfinite(step.grad) and step.frac_zero is not None and 0 <= step.frac_zero < 1
+    ]  # fmt: skip
+    if len(norms) < trends.MIN_STEPS:
+        return False
+    return median(norms[-(len(norms) // 4) :]) <= EXPLODED * median(norms[: len(norms) // 2])
+
+
 @rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
       source="rldbg; verl#2626; torch.amp: unscale_ before clipping")  # fmt: skip
 def gradient_norm_leaps(log: RunLog) -> Finding | None:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises: a
     warning, worth knowing where it has grown to less than 10 times and to less than 2, and nothing beside it goes wrong
-    (a reward that falls by no chance or is not logged, an entropy of a third or twice, a KL of half a nat).
+    (a reward that falls by no chance or is not logged, an entropy of a third or twice, a KL of half a nat). Not where
+    groups come to have a spread: levels are of the steps that have one, over the root of the share of groups that do.
 
     From one step on over 100 times the median before (2 steps and more), 5 times all before, and 50, in each of 3 steps
     and more: a warning, and gradients of another scale.
@@ -408,7 +428,10 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
         raise Skip(f"needs grad_norm of at least {trends.MIN_STEPS} steps")
     half, quarter = values[: len(values) // 2], values[-(len(values) // 4) :]
     before, after = median(half), median(quarter)
-    if before > 0 and after > EXPLODED * before and trends.rises(values):
+    grows = before > 0 and after > EXPLODED * before and trends.rises(values)
+    if grows and _is_of_spreads(log):
+        return None
+    if grows:
         begun = next(point for point in finite[len(half) :] if point.value > EXPLODED * before)
         return finding(
             "info" if after < FAR_OFF * before and after < CLIPPED_AT and _goes_on(log) else "warning",

@@ -11,7 +11,7 @@ from msgspec import Struct
 from replay_core.diagnose import trends
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, warning
-from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.log_steps import steps_of, steps_told
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.dumps.log_events import DEATHS, THROWN_AWAY, UNTOLD, VERDICT
@@ -452,6 +452,19 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
 #: Of a run that pays for no answer, generation that is greedy is an evaluation's, as it should be.
 _GREEDY, _PAID = regex(r"`do_sample`"), ("reward", "reward_std", "frac_zero_std", "advantage_max")
 _TRAINS = ("loss", "pg_loss", "grad_norm", "learning_rate")
+
+
+def _of_evaluation(lines: list[Told], log: RunLog) -> bool:
+    """Whether generation that is greedy is none of the training's: its groups have a spread in most steps, or every
+    line stands behind the last of metrics of a run that has told how long it took.
+    """
+    known = [step.is_dead for step in steps_told(log) if step.is_dead is not None]
+    if len(known) >= trends.MIN_STEPS and 2 * sum(known) < len(known):
+        return True
+    ends = log.last_lines()
+    return log.has("run_seconds") and all((one.point.line or 0) > ends.get(one.point.path, 0) > 0 for one in lines)
+
+
 #: Trains on at its pace: worth knowing, until steps take longer.
 _FLUSHED = regex(r"allocator cache flushes")
 _THROWN = regex(THROWN_AWAY)
@@ -508,7 +521,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
     inputs without a gradient, greedy generation, weights newly initialized, skipped batches, spilled objects, reward
     functions that fail. Each as bad as the table says (an allocator that flushes its cache only where steps get slower,
-    else it is worth knowing), at its own link, with how many lines say so. An engine with one
+    else it is worth knowing), at its own link, with how many lines say so. No greedy generation of an evaluation:
+    behind the last step, or beside groups that have a spread. An engine with one
     request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail. One error
     that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a warning; one of
     a library of communication or compilation, which takes another way by itself, is never more than worth knowing.
@@ -534,6 +548,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         why = None if why is None or why.general or why.follows or why.cause.startswith("the reward failed") else why
         if known.link == "gradient" and _UNHEARD.search(text) and any(value > 0 for value in _norms(log)):
             continue  # printed of a forward that wants no gradient, as the reference's: those that do have one
+        if _GREEDY.search(text) and _of_evaluation(lines, log):
+            continue
         greedy = _GREEDY.search(text) is not None and (
             not any(map(log.has, _PAID)) or not any(map(log.has, _TRAINS)) or log.has("pair_reward")
         )

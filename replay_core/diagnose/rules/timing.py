@@ -143,8 +143,10 @@ def _lies_above(last: list[float], first: list[float]) -> bool:
 SURELY = 4.0
 
 
-#: What stands among the times of a step and is none of the step's own: counts, and the longest of many calls.
-_NO_PHASE = regex(r":(?:count|num|n|max|min|std)$|(?:^|[/_])(?:num|count)(?:[/_]|$)|slowest|[/_](?:max|min)$")
+#: What stands among the times of a step and is none of the step's own: counts, the longest and the mean of calls.
+_NO_PHASE = regex(
+    r":(?:count|num|n|max|min|std)$|(?:^|[/_])(?:num|count)(?:[/_]|$)|slowest|agent_loop[/_].*mean$|[/_](?:max|min)$"
+)
 
 
 def _every(steps: Collection[int]) -> int | None:
