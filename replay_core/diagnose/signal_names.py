@@ -157,7 +157,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "grad_norm *", "actor/grad_norm verl", "train/grad_norm slime", "actor_grad_norm OpenRLHF",
         "policy/grad_norm SkyRL", "optim/grad_norm open-instruct", "ppo_actor/update/grad_norm AReaL",
         "policy/raw_grad_norm SkyRL", "grad norm Megatron", "Grad. Norm prime-rl", "train/grad_norm/mean prime-rl",
-        "actor_train/grad_norm ROLL", "|g| *", "||g|| *",
+        "actor_train/grad_norm ROLL", "|g| *", "||g|| *", "grad *",
     ),
     "response_length": (
         "completions/mean_length TRL", "response_length/mean verl", "rollout/response_len/mean slime",
@@ -532,7 +532,7 @@ _OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
 #: Metrics of an evaluation that tell how right the answers are.
 _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
-    r"|em)(?:[/_@-](?!std|max|min|len|loss).*)?$"
+    r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
 #: slime names an evaluation by its data set alone, which is told by what it logs beside it: eval/aime, and
 #: eval/aime-truncated_ratio, eval/aime/response_len/mean.
@@ -610,6 +610,15 @@ _TRL = regex(r"^(?:metrics\.)?(?:train/)?(?:completions/|rewards/|frac_reward_ze
 def is_trl(names: Iterable[str]) -> bool:
     """Whether the names that are logged together are TRL's."""
     return any(_TRL.match(name) for name in names)
+
+
+#: What tells that rights and wrongs beside it are counted over prompts that are held out.
+_COUNTED_HELD_OUT = regex(r"(?i)^(?:metrics\.)?(?:n|num)_eval(?:_|$)|^(?:metrics\.)?held_?out_")
+
+
+def is_held_out(names: Iterable[str]) -> bool:
+    """Whether a bare accuracy among these names is one of held-out prompts."""
+    return any(map(_COUNTED_HELD_OUT.search, names))
 
 
 def is_of_pairs(names: Iterable[str]) -> bool:

@@ -449,6 +449,7 @@ def _take(log: RunLog, record: Record, every: dict[str, RunLog]) -> None:
         return  # the run's own reading counts it as unreadable
     trl = signal_names.is_trl(ref.name for ref in refs)
     pairs = signal_names.is_of_pairs(ref.name for ref in refs)
+    held_out = signal_names.is_held_out(ref.name for ref in refs)
     for ref in refs:
         if ref.dtype == "text":
             _tell(log, record, ref)
@@ -458,6 +459,8 @@ def _take(log: RunLog, record: Record, every: dict[str, RunLog]) -> None:
                 # Of preference pairs it is another figure: KTO's estimate over a batch, cut off at 0.
                 is_kto = pairs and ref.name.removeprefix("metrics.") == "kl"
                 name = _OF_CRITIC.get(ref.name, ref.name) if record.key.role == "critic" else ref.name
+                if held_out and name.removeprefix("metrics.") == "accuracy":
+                    name = "eval/accuracy"
                 own = _of_the_run(log, name, every)
                 own.add("pair_kl" if is_kto else name, _point(record, ref, value), trl)
 

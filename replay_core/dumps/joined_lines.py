@@ -85,8 +85,8 @@ def _rejoined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
 def _is_broken(before: str, text: str) -> bool:
     """Whether a line goes on in the middle of a name or a number, as a terminal breaks it."""
     wide = len(before) >= _WIDE and before.rstrip()[-1:] not in (",", "{", "")
-    # In the middle of a name a quote is open.
-    return wide and (before.count("'") % 2 == 1 or _NUMBER_GOES_ON.match(text) is not None)
+    # In the middle of a name a quote is open; behind it or a number a line may begin with what parts them.
+    return wide and (before.count("'") % 2 == 1 or text[:1] in (",", ":") or _NUMBER_GOES_ON.match(text) is not None)
 
 
 def _nests(text: str) -> bool:

@@ -30,6 +30,7 @@ from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRES
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_progress import StepsSaid, is_other_bar, step_of_bar
 from replay_core.dumps.log_settings import LogSettings
+from replay_core.dumps.log_stages import Row, Split, begins_anew, epoch_in, last_run, paid_stage
 from replay_core.dumps.metric_lines import (
     column_row,
     is_aside,
@@ -41,6 +42,7 @@ from replay_core.dumps.metric_lines import (
 )
 from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.notebook_steps import NotebookSteps
+from replay_core.dumps.printed_samples import without_samples
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
@@ -96,6 +98,8 @@ class _Log(Struct):
 
     progress: Event | None = None
     """How far it says that its run came."""
+    notes: list[str] = field(default_factory=list)
+    """What is said of runs and stages that it holds beside the one that is read."""
 
     @property
     def is_empty(self) -> bool:
@@ -120,6 +124,25 @@ class _Log(Struct):
         self.metrics = {(_numbered(at, steps), rank): values for (at, rank), values in self.metrics.items()}
         self.events = {(_numbered(at, steps), rank): events for (at, rank), events in self.events.items()}
         self.counted = False
+
+    def leave_out_before(self, split: Split, first: int) -> None:
+        """Part with what stands before a run or stage, but for what ended one before it. `first`: the number that its
+        first step gets.
+        """
+        by = split.step - first
+        kept: dict[_Place, dict[str, tuple[float, int]]] = {}
+        for (step, rank), values in self.metrics.items():
+            if (behind := {name: told for name, told in values.items() if told[1] >= split.line}) and step is not None:
+                kept[step - by, rank] = behind
+        events: dict[_Place, list[Event]] = {}
+        for (step, rank), told in self.events.items():
+            for event in told:
+                if event.line >= split.line:
+                    events.setdefault((None if step is None else max(step - by, first), rank), []).append(event)
+                elif event.kind in DEATHS:
+                    events.setdefault((None, rank), []).append(event)
+        self.metrics, self.events = kept, events
+        self.notes.append(split.note)
 
     def add(
         self, step: int | None, values: dict[str, float], rank: int | None, line: int, *, over: bool = True
@@ -209,7 +232,8 @@ def _log(path: Path) -> _Log:
     evaluated = 0
     at_end: deque[TrainerLine] = deque(maxlen=_LAST_LINES)
     progress = StepsSaid()
-    for line in joined(_paid_lines(path)):
+    rows: list[Row] = []
+    for line in without_samples(joined(_paid_lines(path))):
         at_end.append(line)
         progress.take(line)
         step, values = metric_line(line.text)
@@ -252,6 +276,8 @@ def _log(path: Path) -> _Log:
             else:
                 barred = None
             counted[line.stream] = step + 1
+            if not is_aside(values):
+                rows.append(Row(line.number, step, values.get("epoch"), frozenset(values), line.stream))
             last = step
             if notebook is not None and not notebook.take(
                 line.number, step, values, in_table, line.stream in unnumbered
@@ -309,12 +335,24 @@ def _log(path: Path) -> _Log:
             log.by_step.setdefault((iteration.step, rank), []).append(iteration)
         if not iterations[-1].is_complete:
             log.ends_inside = iterations[-1].step
+    notebook_told = False
     if notebook is not None and (placed := notebook.placed()):
+        notebook_told = True
         log.metrics.clear()
         for at, values, number in placed:
             log.add(at, values, None, number, over=False)
         log.counted = False
         last = placed[-1][0]
+    if log.counted and not (said or log.iterations or notebook_told) and len(unnumbered) == 1:
+        if (stage := paid_stage(rows)) is not None:
+            log.leave_out_before(stage, 0)
+            barred = {step - stage.step: bar for step, bar in (barred or {}).items() if step >= stage.step}
+            last = None if last is None else last - stage.step
+            rows = [row for row in rows if row.line >= stage.line]
+        if anew := begins_anew(rows):
+            log.notes.append(anew)
+    elif not (log.counted or said or log.iterations or notebook_told) and (run := last_run(rows)) is not None:
+        log.leave_out_before(run, run.step)
     if barred and not (said or log.iterations) and (to := _rising(barred)):
         log.number(to)
         last = to.get(last, last) if last is not None else None
@@ -322,6 +360,9 @@ def _log(path: Path) -> _Log:
         # Every batch is printed with its epoch's number: they are counted.
         epochs = [(line, at, values) for at, (line, _, values) in enumerate(epochs)]
         log.counted = True
+    if said and not log.metrics and not log.iterations and (run := _last_run_said(said)) is not None:
+        log.leave_out_before(run, run.step)
+        said = [one for one in said if one[0].number >= run.line]
     for line, step, values in said or (() if log.metrics or log.iterations else epochs):
         log.add(step, values, line.rank, line.number, over=False)
     if not (log.metrics or log.iterations):
@@ -332,7 +373,7 @@ def _log(path: Path) -> _Log:
         # What stands behind a death is none of the run's: settings, statistics of its end.
         ends = min((e.line for events in log.events.values() for e in events if e.kind in DEATHS), default=sys.maxsize)
         plain: dict[str, Unnumbered] = {}
-        for line in takewhile(lambda one: one.number < ends, _paid_lines(path)):
+        for line in takewhile(lambda one: one.number < ends, without_samples(_paid_lines(path))):
             plain.setdefault(line.stream, Unnumbered()).take(line.number, line.text)
         for pairs in plain.values():
             pairs.close()
@@ -353,6 +394,16 @@ def _log(path: Path) -> _Log:
         log.progress = Event(PROGRESS, f"{far.at}/{far.of}", far.line, None, facts)
     log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
+
+
+def _last_run_said(said: Sequence[tuple[TrainerLine, int | None, dict[str, float]]]) -> Split | None:
+    return last_run(
+        [
+            Row(line.number, step, epoch_in(line.text), frozenset(values), line.stream)
+            for line, step, values in said
+            if step is not None and len(values) > 1
+        ]
+    )
 
 
 #: Lines of a log's end in which a program, most often the script around it, says why it stops.
@@ -427,6 +478,7 @@ def index(path: Path) -> Index:
         keys += [RecordKey(step, None, rank, None, "training_metrics") for step, rank in places]
         found.files += [(key, file) for key in dict.fromkeys(keys)]
         found.facts |= log.settings.facts
+        found.notes += [f"{file.name}: {note}" for note in log.notes]
         if (epochs := max((told["epoch"][0] for told in log.metrics.values() if "epoch" in told), default=0)) > 0:
             found.facts[EPOCHS] = epochs
         if log.ends_inside is not None:

@@ -151,6 +151,23 @@ def _first(file: Path) -> dict[str, Any] | None:
         return [_mapping(opened.readline(_A_HEAD)) for _ in range(heads + 1)][heads]
 
 
+#: What a row says that is of held-out prompts, and not of the training.
+_HELD_OUT = ("eval", "evaluation", "val", "valid", "validation", "test", "heldout", "held_out")
+_SAID_BY = ("split", "phase", "mode", "kind", "type", "event", "stage")
+
+
+def _of_held_out(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of an evaluation, which says so beside its numbers, with names that say so, too."""
+    flagged = any(row.get(name) is True for name in _HELD_OUT)
+    if not flagged and not any(row.get(name) in _HELD_OUT for name in _SAID_BY if isinstance(row.get(name), str)):
+        return row
+    figures = {
+        name for name, value in row.items()
+        if _is_number(value) and name not in _COUNTERS and not name.startswith(_HELD_OUT)
+    }  # fmt: skip
+    return {f"eval/{name}" if name in figures else name: value for name, value in row.items()}
+
+
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """A row's metrics: verl's file logger keeps them under `data`, beside the step."""
     inner = row.get("data")
@@ -355,9 +372,9 @@ def _numbered(places: list[int | None], file: Path, notes: list[str] | None) -> 
     places = _mended(places, file, notes)
     unnamed = all(place is None for place in places)
     in_name = _STEP_IN_NAME.search(file.name)
-    runs = _runs(places)
+    runs = runs_in(places)
     if len(runs) > 1:
-        first, last = next((run for run in reversed(runs) if run[1] - run[0] >= _A_RUN), runs[-1])
+        first, last = next((run for run in reversed(runs) if run[1] - run[0] >= A_RUN), runs[-1])
         if notes is not None:
             notes.append(f"{file.name} holds {len(runs)} runs one after another: the last is read, rows {first + 1} on")
     else:
@@ -398,10 +415,10 @@ def _mended(places: list[int | None], file: Path, notes: list[str] | None) -> li
 
 
 #: Steps that a run has come before another one of the same file begins, and rows that make one.
-_COME, _A_RUN = 2, 3
+_COME, A_RUN = 2, 3
 
 
-def _runs(places: list[int | None]) -> list[tuple[int, int]]:
+def runs_in(places: Sequence[int | None]) -> list[tuple[int, int]]:
     """Where the runs of a file lie, whose steps begin anew: rows that go back to the first step of all, and on from
     there. One alone of most files.
     """
@@ -464,7 +481,7 @@ def _told(keys: Sequence[RecordKey], path: Path) -> Iterator[_Told]:
     if path.suffix != ".jsonl":
         history = _steps_history(path)
         for key in keys:
-            yield [(None, row) for row in history.get(key.step, ())], ()
+            yield [(None, _of_held_out(row)) for row in history.get(key.step, ())], ()
         return
     of_step, damaged = _steps_rows(path)
     chosen = [of_step.get(key.step, []) for key in keys]
@@ -476,7 +493,7 @@ def _told(keys: Sequence[RecordKey], path: Path) -> Iterator[_Told]:
             if isinstance(value, Problem):
                 problems = (*problems, value)
             else:
-                told.append((line, _unwrapped(value)))
+                told.append((line, _of_held_out(_unwrapped(value))))
         yield told, problems
 
 

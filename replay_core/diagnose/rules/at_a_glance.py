@@ -54,6 +54,32 @@ def _pinned(values: list[float]) -> bool:
     return len(set(values)) == 1 and values[0] >= 16 and values[0] % 8 == 0
 
 
+#: Of many lines the share whose mean length is one number that none is over.
+PINNED = 0.95
+
+
+def _pinned_in_most(log: RunLog) -> Iterator[Finding]:
+    """A mean length that is one limit in nearly all of many lines, where no share that is cut is logged."""
+    series = log.get("response_length")
+    values = [] if series is None else series.finite
+    if series is None or len(values) <= SHORT or log.has("truncated") or (len(set(values)) == 1 and not _wavers(log)):
+        return
+    most = max(values)
+    at_it = [point for point in series.points if point.value == most]
+    if not _pinned([most]) or len(at_it) < PINNED * len(values):
+        return
+    yield warning(
+        f"all responses run to the limit: their mean length is {most:g} tokens in {len(at_it)} of {len(values)} lines, "
+        "and more in none",
+        series.of(at_it),
+        series.shown(most, "another in every line"),
+        link="tokens",
+        cause="the limit is too small for the answers, or no end token is sampled or heeded: an answer that is cut off "
+        "is judged wrong, and none is learnt to end",
+        next_step="raise the limit of tokens, and read the end of a response",
+    )
+
+
 _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
 _TABLE: tuple[FigureState, ...] = (
     FigureState(
@@ -206,7 +232,9 @@ def glance(log: RunLog) -> Iterator[Finding]:
     wavers by less than a hundredth in 5 lines and more, and a share of right answers of .05 that does not rise in 5: a
     warning in 20. A reward of 6 to 11 lines that goes down (Kendall's tau -.6) to .8 of its first third is worth
     knowing, to .6 a warning.
-    One (or a reward) whose last two of 10 values and more fall out of the range of all before by more than that range,
+    A mean length that is one multiple of 8 in .95 of the lines, and more in none, is a warning, too, where no share
+    that is cut is logged. One (or a reward) whose last two of 10 values and more fall out of the range of all before
+    by more than that range,
     to a tenth: a warning. A loss, where no reward is logged, that comes from under 5 to 8.5 nats and more: a warning.
     """
     lines = max((len(series.points) for series in log.signals()), default=0)
@@ -241,7 +269,7 @@ def glance(log: RunLog) -> Iterator[Finding]:
         yield from _stands(log)
         yield from _to_noise(log)
         yield from _falls(log)
-    over_many = [*_by_chance(log), *_flat(log), *_hardly_any(log), *_lost_at_last(log)]
+    over_many = [*_by_chance(log), *_pinned_in_most(log), *_flat(log), *_hardly_any(log), *_lost_at_last(log)]
     yield from over_many
     if not (said or over_many) and lines > SHORT:
         raise Skip(f"the log has more than {SHORT} lines: other rules judge them")

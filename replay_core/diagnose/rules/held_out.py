@@ -29,7 +29,9 @@ def overfits(log: RunLog) -> Finding | None:
     evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning; of
     3 and 4 evaluations where each is as high as the one before, and half is left of training's. A share of right
     held-out pairs below .65 that does not rise over 3 evaluations and more behind the first, while the loss falls by a
-    fifth: worth knowing.
+    fifth: worth knowing. Six evaluations, each below the one before, are as good as eight. A share of .5 and more that
+    is below .8 of its first in every evaluation (6 and more) behind the third, and never was above that, is a warning
+    whatever the reward does.
     """
     if (learnt := _by_heart(log)) is not None or not log.has("reward") or not log.has("held_out"):
         return learnt
@@ -38,14 +40,20 @@ def overfits(log: RunLog) -> Finding | None:
         return lost
     if (gone := _gone(log, reward)) is not None:
         return gone
-    known = [series for series in log.all("held_out") if len(series.finite) >= trends.MIN_STEPS]
+    if (broken := _broken(log)) is not None:
+        return broken
+    known = [
+        series for series in log.all("held_out")
+        if len(series.finite) >= trends.MIN_STEPS or _falls_each_time(series.finite)
+    ]  # fmt: skip
     if not known:
         raise Skip(f"needs {trends.MIN_STEPS} evaluations")
     if not trends.rises(reward.finite):
         return None
     for series in known:
         begun, now = median(series.finite[:3]), median(series.finite[-3:])
-        if trends.drift(series.finite) < -trends.DRIFT_Z and now < begun - LOST * abs(begun):
+        falls = trends.drift(series.finite) < -trends.DRIFT_Z or _falls_each_time(series.finite)
+        if falls and now < begun - LOST * abs(begun):
             return warning(
                 f"{series.name} falls from {begun:.3g} to {now:.3g} while {reward.name} rises{_longer(log)}: what is "
                 "learnt does not hold on held-out prompts",
@@ -56,6 +64,40 @@ def overfits(log: RunLog) -> Finding | None:
                 "the validation does not",
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
             )
+    return None
+
+
+#: Evaluations each of which is below the one before: one order of 720 is that by chance.
+EACH_TIME = 6
+
+
+def _falls_each_time(values: list[float]) -> bool:
+    return len(values) >= EACH_TIME and all(after < before for before, after in pairwise(values))
+
+
+#: Evaluations after the first few, of a result of so much at first, of which each is below that share of it.
+STAYED, HAD_AT_FIRST, BROKE = 6, 0.5, 0.8
+
+
+def _broken(log: RunLog) -> Finding | None:
+    """A share of right held-out answers that falls at the run's beginning and never comes back, whatever is paid."""
+    for series in log.all("held_out"):
+        values = series.finite
+        if len(values) < STAYED + 3 or min(values) < 0 or max(values) > 1 or values[0] < HAD_AT_FIRST:
+            continue
+        if values[0] < max(values) or max(values[3:]) >= BROKE * values[0]:
+            continue
+        below = next(point for point in series.points if point.value < BROKE * values[0])
+        return warning(
+            f"held-out results are lost within the first steps: {series.name} falls from {values[0]:.3g} to "
+            f"{values[3]:.3g} and is {median(values[3:]):.3g} in the {len(values) - 3} evaluations since",
+            below.where(series.name),
+            series.shown_at(series.points[0], None),
+            series.shown(max(values[3:]), f">= {BROKE * values[0]:.3g}"),
+            cause="the first updates broke what the policy could do: a learning rate too high for it, a reward or sign "
+            "that pays one answer whatever is asked (a refusal, a constant), no KL that holds it",
+            next_step="count which answers it gives now; lower the learning rate; go back to the checkpoint before",
+        )
     return None
 
 

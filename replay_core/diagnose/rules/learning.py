@@ -659,7 +659,7 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or 0 in 2 steps and more in
     a row, and over a quarter of the median in every other: a warning. Or one of several reward functions 0 in 16 steps
     and more, while another changes: a warning, and worth knowing where the whole reward rises, and one for right
-    answers pays.
+    answers pays. Or another number but 1 in all of them, its spread 0: a warning below 0, else worth knowing.
     """
     series = given(log.get("reward"))
     values = series.finite
@@ -876,7 +876,10 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     """One of several reward functions 0 in every one of 16 steps and more, while another changes."""
     each = [one for one in log.all("reward_function") if len(one.finite) >= MANY and not one.name.endswith("std")]
     dead = [one for one in each if not any(one.finite)]
-    if not dead or not any(len(set(one.finite)) > 1 for one in each):
+    if not any(len(set(one.finite)) > 1 for one in each):
+        return
+    if not dead:
+        yield from _says_nothing(log, each)
         return
     # What the answers themselves are paid for is learnt all the same: the form that one asks for is not needed.
     whole = log.get("reward")
@@ -898,6 +901,35 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
         "match across lines), or an exception in it is caught and scored 0"
         + ("; what changes is paid for by the others alone" if still else ""),
         next_step="call it by hand on one response that should be paid",
+    )
+
+
+def _says_nothing(log: RunLog, each: list[Series]) -> Iterator[Finding]:
+    """Reward functions of one number, neither 0 nor 1, in all steps, whose spread is 0 where it is logged."""
+    spreads = {one.name.removesuffix("/std"): one.finite for one in log.all("reward_function_std")}
+    still = [
+        one for one in each
+        if len(set(one.finite)) == 1 and not math.isclose(one.finite[0], 1)
+        and not any(spreads.get(one.name.removesuffix("/mean"), ()))
+    ]  # fmt: skip
+    if not still:
+        return
+    fined = [one for one in still if one.finite[0] < 0]
+    first = (fined or still)[0]
+    yield finding(
+        # What is above 0 may be all that it pays, which every answer earns.
+        "warning" if fined else "info",
+        f"one reward function says nothing: {first.name} is {first.finite[0]:.4g} in all {len(first.finite)} steps"
+        + "".join(f", {one.name} {one.finite[0]:.4g}" for one in still if one is not first)
+        + ": what changes is paid for by the others alone",
+        first,
+        first.shown(first.finite[0], "another mean in every step"),
+        cause="no answer does what it looks for, and all are fined alike; or it falls back to a default for each "
+        "answer (an exception that is caught, another column): a constant adds nothing to any advantage"
+        if fined
+        else "every answer earns all that it pays, and nothing is left to learn of it; or it falls back to a default "
+        "for each answer: a constant adds nothing to any advantage",
+        next_step="call it by hand on one response that should be paid and on one that should not",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import mean, median
 
 import numpy as np
@@ -198,6 +199,37 @@ _FAR_FROM_IT = (
 )
 
 
+#: Steps of a line, the share of the largest rate that moves no policy yet, and a KL that no kernel makes.
+_A_LINE, _HARDLY_A_RATE, _APART = 10, 0.02, 0.05
+
+
+def _is_first_of_several(series: Series) -> bool:
+    """Whether the first line is of the first steps: its number is how far lines are apart."""
+    steps = [point.step for point in series.points[:4] if point.step is not None]
+    apart = {after - before for before, after in pairwise(steps)}
+    return len(steps) >= 3 and apart == {steps[0]} and 1 < steps[0] <= _A_LINE
+
+
+def _before_the_rate(log: RunLog, series: Series) -> Finding | None:
+    """A KL of the first line that no update has made: the learning rate was next to nothing of what it comes to."""
+    point, rates = series.points[0], log.get("learning_rate")
+    rate = log.at("learning_rate", point.step)
+    most = max(rates.finite, default=0.0) if rates is not None else 0.0
+    value = abs(point.value)
+    if rate is None or not 0 <= rate.value < _HARDLY_A_RATE * most or not _APART < value < math.inf:
+        return None
+    return warning(
+        f"KL to the reference is {point.value:.3g} in the first line (step {point.step}), at a learning rate of "
+        f"{rate.value:.2g}, {rate.value / most:.1%} of its largest: no update has made it",
+        point.where(series.name),
+        series.shown_at(point, "next to 0 before updates that count"),
+        given(rates).shown_at(rate, f"{most:.3g} at most"),
+        cause=_NOT_THE_START,
+        next_step=_AGAINST_REFERENCE,
+        steps=series.steps()[:1],
+    )
+
+
 @rule("D15", "KL to the reference at the first step", link="ref", scope="signals", needs=("kl",),
       source="slime and miles debug.md")  # fmt: skip
 def first_kl(log: RunLog) -> Finding | None:
@@ -210,7 +242,8 @@ def first_kl(log: RunLog) -> Finding | None:
     more
     than chance explains: a teacher. Silent where a tenth of the tokens of
     one of the first three steps are clipped: their own updates move it. Only where the log numbers its steps from 0 or
-    1.
+    1. Of a log of every so many steps, whose first line is of the first of them: a warning over .05 where the learning
+    rate is warmed up, and was below a fiftieth of its largest so far.
     """
     series = given(log.get("kl"))
     point = series.points[0]
@@ -230,6 +263,8 @@ def first_kl(log: RunLog) -> Finding | None:
     if len(series.finite) > 2 and sum(value < 0 for value in series.finite) >= K1_SHARE * len(series.finite):
         raise Skip("the KL is negative: D29 says what that means")
     skip_if(log.is_counted, "the log does not number its steps: its first line need not be the first step")
+    if _is_first_of_several(series) and (early := _before_the_rate(log, series)) is not None:
+        return early
     skip_if(point.step not in (0, 1), "the log does not begin at the first step")
     # Of several micro-batches the first alone is from before any update.
     of_step = [micro for micro in log.micros("kl") if micro.step == point.step]

@@ -1,0 +1,111 @@
+"""Several runs and stages in one text log, answers that are printed with their rewards, rows a terminal has broken."""
+
+from pathlib import Path
+
+from replay_core.dumps.opening import open_run
+from replay_core.records import Run
+
+
+def _read(folder: Path, text: str) -> Run:
+    path = folder / "train.log"
+    path.write_text(text)
+    return open_run(path)
+
+
+def _values(run: Run, name: str) -> list[object]:
+    return [ref.source.value for one in run.records for ref in one.tensors() if ref.name == name]  # type: ignore[union-attr]
+
+
+def _sweep(runs: int, steps: int = 6) -> str:
+    return "".join(
+        f"[sweep] starting run {run}\n"
+        + "".join(f"[Step {n}/{steps}] loss=0.{run}{n} reward=0.{run}5 grad=0.2\n" for n in range(1, steps + 1))
+        for run in range(1, runs + 1)
+    )
+
+
+def test_of_several_runs_in_one_log_the_last_is_read_and_that_is_said(tmp_path: Path) -> None:
+    run = _read(tmp_path, _sweep(3))
+    assert run.steps() == [1, 2, 3, 4, 5, 6]
+    assert _values(run, "reward") == [0.35] * 6
+    assert "the log holds 3 runs one after another (lines 2, 9, 16): the last is read" in " ".join(run.notes)
+
+
+def test_steps_that_go_back_but_once_are_one_run(tmp_path: Path) -> None:
+    run = _read(tmp_path, _sweep(1) + "[Step 1/6] loss=0.9 reward=0.9 grad=0.2\n")
+    assert not any("runs one after another" in note for note in run.notes)
+    assert _values(run, "reward")[0] == 0.15
+
+
+def test_epochs_that_number_their_own_steps_are_one_run(tmp_path: Path) -> None:
+    text = "".join(f"Epoch {e} [Step {n}/6] loss=0.5 reward=0.{e}5\n" for e in (1, 2, 3) for n in range(1, 7))
+    assert not any("runs one after another" in note for note in _read(tmp_path, text).notes)
+
+
+def test_an_evaluation_that_numbers_its_own_batches_is_no_run(tmp_path: Path) -> None:
+    train = "".join(f"[Step {n}/9] loss=0.5 reward=0.25 grad=0.2 clip=0.1\n" for n in range(1, 10))
+    held = "".join(f"[Step {n}/4] eval_acc=0.5 seen={n}\n" for n in range(1, 5))
+    assert not any("runs one after another" in note for note in _read(tmp_path, train + held).notes)
+
+
+_DEMONSTRATIONS = (
+    "".join(
+        f"{{'loss': 0.{7 - n}, 'grad_norm': 4.0, 'learning_rate': 1e-05, 'entropy': 1.1, 'epoch': {n}.5}}\n"
+        for n in range(5)
+    )
+    + "{'train_runtime': 412.0, 'train_loss': 0.3, 'epoch': 5.0}\nINFO: starting GRPO\n"
+)
+
+
+def _paid(count: int, epoch: float = 0.0) -> str:
+    return "".join(
+        f"{{'loss': 0.01, 'grad_norm': 0.{n + 1}, 'reward': 0.{n + 1}, 'reward_std': 0.2, 'entropy': 0.4, "
+        f"'epoch': {epoch + n / 100:.2f}}}\n"
+        for n in range(count)
+    )
+
+
+def test_demonstrations_before_the_first_reward_are_no_part_of_the_curve(tmp_path: Path) -> None:
+    run = _read(tmp_path, _DEMONSTRATIONS + _paid(6))
+    assert run.steps() == [0, 1, 2, 3, 4, 5]
+    assert _values(run, "entropy") == [0.4] * 6
+    assert not any("finished" in ref.name for one in run.records for ref in one.tensors())
+    assert "lines 1 to 5 are of a stage without rewards, before line 8" in " ".join(run.notes)
+
+
+def test_a_first_line_without_a_reward_is_no_stage(tmp_path: Path) -> None:
+    run = _read(tmp_path, "{'loss': 0.1, 'grad_norm': 0.2, 'epoch': 0.0}\n" + _paid(6, 0.1))
+    assert len(run.steps()) == 7
+
+
+def test_epochs_that_begin_anew_with_the_same_figures_are_said(tmp_path: Path) -> None:
+    run = _read(tmp_path, _paid(6) + _paid(6))
+    assert len(run.steps()) == 12
+    assert "epochs begin anew at line 7: 2 runs or stages are read as one curve" in " ".join(run.notes)
+
+
+_ANSWER = (
+    "Generation:  It is {0}.\n"
+    "Metrics:  {{'format_reward': 1.0, 'answer_reward': {1}, 'reward': {1}}}\n"
+    "GT Answer:  {0}\n---\n"
+)
+
+
+def test_answers_that_are_printed_with_what_they_earned_are_no_steps(tmp_path: Path) -> None:
+    answers = "".join(_ANSWER.format(n, float(n % 2)) for n in range(3))
+    run = _read(tmp_path, (_paid(3) + answers) * 2)
+    assert len(run.steps()) == 6
+    assert not _values(run, "answer_reward")
+
+
+def test_rewards_alone_without_a_truth_beside_them_are_steps(tmp_path: Path) -> None:
+    run = _read(tmp_path, "".join(f"{{'format_reward': 1.0, 'reward': 0.{n}}}\n" for n in range(1, 6)))
+    assert len(run.steps()) == 5
+
+
+def test_a_row_that_a_terminal_broke_before_a_comma_or_a_colon_is_one_row(tmp_path: Path) -> None:
+    head = "{'loss': 0.0029, 'grad_norm': 0.209, 'completions/min_length': 366.0"
+    tail = ", 'completions/max_length': 384.0, 'rewards/reward_format/std'\n: 0.32, 'reward': -1.75, 'epoch': 0.04}\n"
+    run = _read(tmp_path, (head + "\n" + tail) * 3)
+    assert _values(run, "reward") == [-1.75] * 3
+    assert _values(run, "rewards/reward_format/std") == [0.32] * 3
