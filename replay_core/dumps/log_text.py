@@ -353,6 +353,7 @@ def _log(path: Path) -> _Log:
             log.notes.append(anew)
     elif not (log.counted or said or log.iterations or notebook_told) and (run := last_run(rows)) is not None:
         log.leave_out_before(run, run.step)
+        log.settings = LogSettings()  # the first run's
     if barred and not (said or log.iterations) and (to := _rising(barred)):
         log.number(to)
         last = to.get(last, last) if last is not None else None
@@ -362,6 +363,7 @@ def _log(path: Path) -> _Log:
         log.counted = True
     if said and not log.metrics and not log.iterations and (run := _last_run_said(said)) is not None:
         log.leave_out_before(run, run.step)
+        log.settings = LogSettings()  # the first run's
         said = [one for one in said if one[0].number >= run.line]
     for line, step, values in said or (() if log.metrics or log.iterations else epochs):
         log.add(step, values, line.rank, line.number, over=False)

@@ -28,6 +28,8 @@ FALLEN = 4.0
 FALLEN_LEARNING = 12.0
 #: A reward near 1; steps that tell where a run began.
 RIGHT, MIN_FIRST = 0.8, 5
+#: What is left of an entropy that has been low all along.
+ALWAYS = 0.5
 #: Rank correlation of entropy and reward: it falls as far as the answers get right, however far that is.
 IN_PACE = 0.9
 #: Normal quantile of p = 0.05, one-sided: a reward that rests does not rise by so much.
@@ -61,15 +63,20 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     now = trends.level(values)
     if now < ENTROPY_MIN:
         sure = _is_sure(values, now, log.get("reward"))
+        # What was as low at first has not collapsed.
+        always = len(values) > MIN_FIRST and max(values[:3]) < ENTROPY_MIN and now > ALWAYS * trends.level(values[:3])
         yield finding(
             # A task of one answer may end there: it contradicts nothing that is stated.
             "info" if sure else "warning",
-            f"the policy's entropy is {now:.3g} nats per token: it hardly samples any more",
+            f"the policy's entropy is {now:.3g} nats per token: it hardly samples"
+            + (", from the first step on" if always else " any more"),
             series.between(under=ENTROPY_MIN),
             series.shown(now, f"> {ENTROPY_MIN:g}"),
             cause="the policy is sure of its answers, and the reward holds; should the reward stop below what is "
             "wanted, it no longer explores"
             if sure
+            else "a model that was tuned to be sure, or a low temperature: nothing has fallen"
+            if always
             else "entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a low temperature",
             next_step="raise the upper clip bound, add an entropy or KL term, check the sampling temperature",
         )

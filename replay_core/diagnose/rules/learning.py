@@ -1039,6 +1039,7 @@ def reward_falls(log: RunLog) -> Finding | None:
             )
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         random = _gets_random(log)
+        moves = _moves_away(log)
         leaps = learns_between(values) if harder is None else []
         return finding(
             "info" if harder is not None or leaps or (before > 0 and now > 0.75 * before) else "warning",
@@ -1050,7 +1051,7 @@ def reward_falls(log: RunLog) -> Finding | None:
                 if leaps
                 else f"meanwhile {random}"
                 if random
-                else "nothing that is logged beside it says why"
+                else moves or "nothing that is logged beside it says why"
             ),
             series.first(under=(before + now) / 2 + 1e-12),
             series.shown(now, f">= {before:.3g}"),
@@ -1101,6 +1102,22 @@ def _gets_random(log: RunLog) -> str:
     return f"{series.name} grows from {least:.2g} to {now:.2g} nats" + (
         "" if bonus is None else f", and the loss is {bonus:.2g} times it: an entropy bonus"
     )
+
+
+#: A KL per token that a reward may be fined for, and how many times what it was at first.
+_FINED, _TIMES = 0.02, 5.0
+
+
+def _moves_away(log: RunLog) -> str:
+    """That the KL to the reference grows as the reward falls, in words; else nothing."""
+    series = log.get("kl")
+    values = [] if series is None else series.finite
+    if series is None or len(values) < 12 or not trends.rises(values):
+        return ""
+    begun, now = trends.level(values[:3]), trends.level(values)
+    if now < max(_FINED, _TIMES * abs(begun)):
+        return ""
+    return f"{series.name} grows from {begun:.2g} to {now:.2g} with it, whose penalty may be part of what is logged"
 
 
 _HARDER = "the prompts get harder, as a curriculum makes them: a reward of other prompts is no fall of the policy"

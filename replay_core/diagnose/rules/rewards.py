@@ -297,7 +297,8 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         )  # fmt: skip
         solved = _solved(alike, means)
         nearly = not solved and _nearly_solved(alike, means)
-        sure = None if copied or solved or nearly else sure_policy(log, steps_of(alike))
+        never = _never_solved(alike, known, means)
+        sure = None if copied or solved or nearly or never else sure_policy(log, steps_of(alike))
         some = "" if len(alike) == len(known) else f", in {len(alike)} of {len(known)} steps"
         fallen = None if copied or solved or sure is not None else _fallen(alike, known, means)
         rare = None if copied or solved or sure is not None or fallen else _rarely_right(alike, known, means)
@@ -345,6 +346,9 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             else "prompts too hard for this policy, or too few responses to a step: most have no right answer among "
             "them, as chance has it at this rate"
             if rare is not None
+            else "no answer earns anything in these steps, and an answer does in others: the task is hardly ever "
+            "solved (prompts far too hard for this policy, answers that are cut), or the judge hardly ever pays"
+            if never and 2 * len(alike) >= len(known)
             else "the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
@@ -391,6 +395,18 @@ def _solved(alike: list[StepTold], reward: Series | None) -> bool:
     most, begun = max(reward.finite), median(reward.finite[:3])
     near = most - 0.02 * abs(most)
     return begun < near and len(there) >= 0.9 * len(alike) and sum(one >= near for one in there) >= 0.8 * len(there)
+
+
+def _never_solved(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> bool:
+    """Whether the steps without a spread are those of the least reward of all, beside one that has a spread at that
+    same entropy: answers differ, and are all wrong.
+    """
+    if reward is None or not reward.finite or len(alike) == len(known):
+        return False
+    at, least = {point.step: point.value for point in reward.points}, min(reward.finite)
+    if max(reward.finite) == least or not all(at.get(step.point.step) == least for step in alike):
+        return False
+    return any(step.advantage or step.group_std for step in known if not step.is_dead)
 
 
 #: Share of its whole rise that a reward has come to where most prompts are solved.

@@ -115,3 +115,38 @@ def test_a_reward_that_may_rise_by_little_is_worth_knowing(tmp_path: Path) -> No
     assert "rises by little, if at all" in found.claim
     rests = diagnosed(tmp_path, trl(_levels(1.5, 1.48, 1.5)))
     assert any("does not rise" in one.claim for one in worrying(rests))
+
+
+def test_an_entropy_that_is_low_from_the_first_step_on_has_not_collapsed(tmp_path: Path) -> None:
+    found = only(
+        diagnosed(tmp_path, trl([{"entropy": 0.042 + n % 3 / 1000, "reward": 0.6 - n / 50} for n in range(20)])), "D25"
+    )
+    assert "it hardly samples, from the first step on" in found.claim
+    assert "nothing has fallen" in found.cause
+    fell = only(diagnosed(tmp_path, trl([{"entropy": 0.8 / (n + 1)} for n in range(40)])), "D25")
+    assert "it hardly samples any more" in fell.claim
+
+
+def _never_right(lucky: int) -> str:
+    dead: Metrics = {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "grad_norm": 0.0, "loss": 0.0,
+                     "rewards/accuracy/mean": 0.0, "rewards/accuracy/std": 0.0, "entropy": 0.042}  # fmt: skip
+    once: Metrics = {"reward": 0.008, "reward_std": 0.04, "frac_reward_zero_std": 0.9, "entropy": 0.042}
+    return trl([once if n in range(20, 20 + lucky) else dead for n in range(48)])
+
+
+def test_a_task_that_is_hardly_ever_solved_is_no_policy_that_hardly_samples(tmp_path: Path) -> None:
+    found = only(diagnosed(tmp_path, _never_right(2)), "D01")
+    assert "hardly samples" not in found.claim
+    assert "the task is hardly ever solved" in found.cause
+    assert "hardly samples" in only(diagnosed(tmp_path, _never_right(0)), "D01").claim
+
+
+def test_a_kl_that_grows_as_the_reward_falls_is_named_beside_it(tmp_path: Path) -> None:
+    rng = random.Random(3)
+
+    def steps(kl: float) -> str:
+        return trl([{"reward": 0.5 - n / 100 + rng.gauss(0, 0.01), "kl": kl * n, "rewards/accuracy/mean": None,
+                     "grad_norm": 0.3 + rng.random() / 10} for n in range(30)])  # fmt: skip
+
+    assert "kl grows from 0.003 to 0.074 with it" in only(diagnosed(tmp_path, steps(0.003)), "L08").claim
+    assert "nothing that is logged beside it" in only(diagnosed(tmp_path, steps(0.00002)), "L08").claim

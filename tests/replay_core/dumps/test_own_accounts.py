@@ -9,7 +9,9 @@ from replay_core import workbench
 from replay_core.dumps.opening import open_run
 from replay_core.errors import NotADumpError
 
-ROWS: list[dict[str, object]] = [{"step": 10 * n, "loss": 0.01 * n, "reward": 0.5, "grad_norm": 0.2} for n in range(1, 7)]
+ROWS: list[dict[str, object]] = [
+    {"step": 10 * n, "loss": 0.01 * n, "reward": 0.5, "grad_norm": 0.2} for n in range(1, 7)
+]
 HEAD: dict[str, object] = {"type": "config", "argv": ["train.py", "--steps", "60"], "args": {"lr": 1e-5, "steps": 60}}
 
 
