@@ -153,6 +153,7 @@ def _first(file: Path) -> dict[str, Any] | None:
 
 #: What a row says that is of held-out prompts, and not of the training.
 _HELD_OUT = ("eval", "evaluation", "val", "valid", "validation", "test", "heldout", "held_out")
+_SAID_SO = tuple(f"{name}{mark}" for name in _HELD_OUT for mark in "/_")
 _SAID_BY = ("split", "phase", "mode", "kind", "type", "event", "stage")
 
 
@@ -163,7 +164,7 @@ def _of_held_out(row: dict[str, Any]) -> dict[str, Any]:
         return row
     figures = {
         name for name, value in row.items()
-        if _is_number(value) and name not in _COUNTERS and not name.startswith(_HELD_OUT)
+        if _is_number(value) and name not in _COUNTERS and not name.startswith(_SAID_SO)
     }  # fmt: skip
     return {f"eval/{name}" if name in figures else name: value for name, value in row.items()}
 
@@ -227,7 +228,11 @@ def _listed(tree: Any) -> list[Any] | None:
         value for value in tree.values()
         if isinstance(value, list) and len(value) >= _COLUMN and sum(map(_is_flat, value)) > len(value) / 2
     ]  # fmt: skip
-    return lists[0] if len(lists) == 1 else None
+    if len(lists) != 1:
+        return None
+    rows = [row for row in lists[0] if _is_flat(row)]
+    trained = any(not _OF_TRAINING.isdisjoint(row) for row in rows)
+    return lists[0] if trained or _counts(rows) else None  # tasks of an evaluation are no steps
 
 
 def _by_columns(tree: Any) -> list[dict[str, Any]]:

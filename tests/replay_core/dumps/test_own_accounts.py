@@ -34,6 +34,12 @@ def test_two_lists_of_rows_in_a_mapping_are_not_guessed_at(tmp_path: Path) -> No
     assert open_run(path).dialect == "file"
 
 
+def test_tasks_of_an_evaluation_are_no_steps(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_text(json.dumps({"model": "m", "tasks": [{"task": f"t{n}", "acc": n / 5} for n in range(5)]}))
+    assert open_run(path).dialect == "file"
+
+
 def test_a_first_row_that_tells_of_the_run_does_not_hide_the_rows_behind_it(tmp_path: Path) -> None:
     path = _lines(tmp_path / "mine.jsonl", [HEAD, {"type": "meta", "seed": 7}, *ROWS])
     run = open_run(path)
