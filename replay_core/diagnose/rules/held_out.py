@@ -40,16 +40,15 @@ def overfits(log: RunLog) -> Finding | None:
         return lost
     if (gone := _gone(log, reward)) is not None:
         return gone
-    if (broken := _broken(log)) is not None:
-        return broken
+    broken = _broken(log)
     known = [
         series for series in log.all("held_out")
         if len(series.finite) >= trends.MIN_STEPS or _falls_each_time(series.finite)
     ]  # fmt: skip
-    if not known:
+    if not known and broken is None:
         raise Skip(f"needs {trends.MIN_STEPS} evaluations")
     if not trends.rises(reward.finite):
-        return None
+        return broken
     for series in known:
         begun, now = median(series.finite[:3]), median(series.finite[-3:])
         falls = trends.drift(series.finite) < -trends.DRIFT_Z or _falls_each_time(series.finite)
@@ -64,7 +63,7 @@ def overfits(log: RunLog) -> Finding | None:
                 "the validation does not",
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
             )
-    return None
+    return broken
 
 
 #: Evaluations each of which is below the one before: one order of 720 is that by chance.
