@@ -20,7 +20,7 @@ _PAID = regex(r"(?i)^(?:train/)?rewards?(?:$|_mean$|_std$|/(?!chosen|rejected|ma
 _EPOCH = regex(r"(?i)\bepochs?\W{0,4}(\d{1,9})")
 
 
-class Row(Struct, frozen=True):
+class ToldRow(Struct, frozen=True):
     """A row of metrics of one stream: its line, its step (counted or said), its epoch, and the names it has."""
 
     line: int
@@ -33,7 +33,7 @@ class Row(Struct, frozen=True):
     def is_paid(self) -> bool:
         return any(map(_PAID.search, self.names))
 
-    def is_like(self, other: Row) -> bool:
+    def is_like(self, other: ToldRow) -> bool:
         return len(self.names & other.names) >= _ALIKE * len(self.names | other.names)
 
 
@@ -51,7 +51,7 @@ def epoch_in(text: str) -> float | None:
     return None if found is None else float(found[1])
 
 
-def last_run(rows: Sequence[Row]) -> Split | None:
+def last_run(rows: Sequence[ToldRow]) -> Split | None:
     """Where the last of several runs begins whose rows number their steps; None of one run, of epochs that number their
     own steps, and of rows of another kind (an evaluation's).
     """
@@ -68,7 +68,7 @@ def last_run(rows: Sequence[Row]) -> Split | None:
     return Split(starts[-1].line, starts[-1].step, note)
 
 
-def paid_stage(rows: Sequence[Row]) -> Split | None:
+def paid_stage(rows: Sequence[ToldRow]) -> Split | None:
     """Where answers begin to be paid for behind a stage of demonstrations, of rows whose steps are counted: the epoch
     falls back, and no row before has a reward.
     """
@@ -86,7 +86,7 @@ def paid_stage(rows: Sequence[Row]) -> Split | None:
     return Split(rows[at].line, rows[at].step, note)
 
 
-def begins_anew(rows: Sequence[Row]) -> str:
+def begins_anew(rows: Sequence[ToldRow]) -> str:
     """That epochs begin anew with the same figures, in words; empty where they do not."""
     told = [row for row in rows if row.epoch is not None]
     if len({row.stream for row in told}) > 1:

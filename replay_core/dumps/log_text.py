@@ -30,7 +30,7 @@ from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRES
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_progress import StepsSaid, is_other_bar, step_of_bar
 from replay_core.dumps.log_settings import LogSettings
-from replay_core.dumps.log_stages import Row, Split, begins_anew, epoch_in, last_run, paid_stage
+from replay_core.dumps.log_stages import Split, ToldRow, begins_anew, epoch_in, last_run, paid_stage
 from replay_core.dumps.metric_lines import (
     column_row,
     is_aside,
@@ -232,7 +232,7 @@ def _log(path: Path) -> _Log:
     evaluated = 0
     at_end: deque[TrainerLine] = deque(maxlen=_LAST_LINES)
     progress = StepsSaid()
-    rows: list[Row] = []
+    rows: list[ToldRow] = []
     for line in without_samples(joined(_paid_lines(path))):
         at_end.append(line)
         progress.take(line)
@@ -277,7 +277,7 @@ def _log(path: Path) -> _Log:
                 barred = None
             counted[line.stream] = step + 1
             if not is_aside(values):
-                rows.append(Row(line.number, step, values.get("epoch"), frozenset(values), line.stream))
+                rows.append(ToldRow(line.number, step, values.get("epoch"), frozenset(values), line.stream))
             last = step
             if notebook is not None and not notebook.take(
                 line.number, step, values, in_table, line.stream in unnumbered
@@ -401,7 +401,7 @@ def _log(path: Path) -> _Log:
 def _last_run_said(said: Sequence[tuple[TrainerLine, int | None, dict[str, float]]]) -> Split | None:
     return last_run(
         [
-            Row(line.number, step, epoch_in(line.text), frozenset(values), line.stream)
+            ToldRow(line.number, step, epoch_in(line.text), frozenset(values), line.stream)
             for line, step, values in said
             if step is not None and len(values) > 1
         ]

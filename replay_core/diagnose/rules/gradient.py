@@ -165,6 +165,8 @@ def zero_gradient(log: RunLog) -> Finding | None:
 
 #: A share of groups without a spread from which an update of one or two of them may well be of such alone.
 OFTEN = 0.25
+#: Of the norms of 0, the share that may be of lines with fewer such groups.
+FEW_OF_THEM = 0.25
 
 
 def _are_of_one_update(known: list[StepTold], broken: list[StepTold]) -> bool:
@@ -175,7 +177,9 @@ def _are_of_one_update(known: list[StepTold], broken: list[StepTold]) -> bool:
     if len(known) < 8 or any(step.frac_zero is None for step in known) or any(not step.frac_zero for step in broken):
         return False
     few = [step for step in known if (step.frac_zero or 0) < OFTEN]
-    seldom = any(step.grad == 0 for step in few)
+    seldom = sum((step.frac_zero or 0) < OFTEN for step in broken)
+    if seldom > FEW_OF_THEM * len(broken):
+        return False
     return any(step.grad for step in known) and _by_tossing(known) and (not seldom or _by_tossing(few))
 
 

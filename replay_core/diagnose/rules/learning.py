@@ -1039,7 +1039,7 @@ def reward_falls(log: RunLog) -> Finding | None:
             )
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         random = _gets_random(log)
-        moves = _moves_away(log)
+        moves = _moves_away(log, before - now)
         leaps = learns_between(values) if harder is None else []
         return finding(
             "info" if harder is not None or leaps or (before > 0 and now > 0.75 * before) else "warning",
@@ -1108,14 +1108,14 @@ def _gets_random(log: RunLog) -> str:
 _FINED, _TIMES = 0.02, 5.0
 
 
-def _moves_away(log: RunLog) -> str:
-    """That the KL to the reference grows as the reward falls, in words; else nothing."""
+def _moves_away(log: RunLog, fall: float) -> str:
+    """That the KL to the reference grows as the reward falls, by as much as a penalty may take; else nothing."""
     series = log.get("kl")
     values = [] if series is None else series.finite
     if series is None or len(values) < 12 or not trends.rises(values):
         return ""
     begun, now = trends.level(values[:3]), trends.level(values)
-    if now < max(_FINED, _TIMES * abs(begun)):
+    if now < max(_FINED, _TIMES * abs(begun), fall / 2):
         return ""
     return f"{series.name} grows from {begun:.2g} to {now:.2g} with it, whose penalty may be part of what is logged"
 

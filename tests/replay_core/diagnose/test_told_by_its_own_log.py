@@ -148,5 +148,5 @@ def test_a_kl_that_grows_as_the_reward_falls_is_named_beside_it(tmp_path: Path) 
         return trl([{"reward": 0.5 - n / 100 + rng.gauss(0, 0.01), "kl": kl * n, "rewards/accuracy/mean": None,
                      "grad_norm": 0.3 + rng.random() / 10} for n in range(30)])  # fmt: skip
 
-    assert "kl grows from 0.003 to 0.074 with it" in only(diagnosed(tmp_path, steps(0.003)), "L08").claim
-    assert "nothing that is logged beside it" in only(diagnosed(tmp_path, steps(0.00002)), "L08").claim
+    assert "kl grows from 0.03 to 0.73 with it" in only(diagnosed(tmp_path, steps(0.03)), "L08").claim
+    assert "nothing that is logged beside it" in only(diagnosed(tmp_path, steps(0.002)), "L08").claim
