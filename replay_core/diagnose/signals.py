@@ -35,7 +35,11 @@ _NORMS = "gradient"
 #: Who trains: a rollout's or a reference's own numbers are none of the update's.
 _TRAINED = ("actor", "critic", None)
 #: What a critic's own numbers are called: beside those of the policy they are no numbers of the policy.
-_OF_CRITIC = {"grad_norm": "critic/grad_norm", "clipped_grad_norm": "critic/grad_norm_clipped"}
+_OF_CRITIC = {
+    "grad_norm": "critic/grad_norm", "clipped_grad_norm": "critic/grad_norm_clipped", "lr": "critic/lr",
+    "learning_rate": "critic/lr", "loss": "critic/vf_loss", "clip_fraction": "critic/vf_clipfrac",
+    "clipfrac": "critic/vf_clipfrac",
+}  # fmt: skip
 #: Of how many first or last values, and of what parts of all, rules take medians.
 _LAST, _PARTS = (3, 5, 10), (1, 2, 3, 4)
 #: Of a run of ten thousand files a few stand for all: every point has its own path.

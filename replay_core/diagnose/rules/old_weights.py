@@ -372,10 +372,13 @@ def _of_an_adapter(one: Finding) -> Finding:
     of_async = one.cause.partition(". Of an")[2]
     return replace(
         one,
-        claim=one.claim.replace(_NOT_UPDATED, "the adapter (LoRA) does not reach the engine, or not all of it"),
-        cause="the engine samples with the base model, or with a part of the adapter: it is not merged, not loaded "
-        "(another path or name, some layers alone), or its request does not name it"
-        + (". Of an" + of_async if of_async else ""),
+        claim=one.claim.replace(
+            _NOT_UPDATED,
+            "the adapter (LoRA) does not reach the engine as it is: not at all, in part, or at another scale",
+        ),
+        cause="the engine samples with the base model, with a part of the adapter, or with what is merged at another "
+        "scale (alpha / r) or twice: it is not loaded (another path or name, some layers alone), its request does not "
+        "name it, or the merge multiplies by another factor" + (". Of an" + of_async if of_async else ""),
     )
 
 
