@@ -428,6 +428,7 @@ _GRADS = _words("grad grads gradient gradients")
 _GROUPS = _words("group groups prompts")
 _NONE = _words("zero no without dead degenerate flat uniform")
 _SPREADS = _words("std spread variance var signal adv advs advantage advantages reward")
+_PARTS_OF = _words("frac fraction share ratio rate pct percent percentage prop proportion")
 _SAMPLED = _words("response responses resp completion completions output gen generated answer")
 _OLDER = _words("lag staleness stale")
 _OPTIMIZERS = _words("adam adamw sgd muon group group0 pg0 pg1 0")
@@ -435,7 +436,9 @@ _OPTIMIZERS = _words("adam adamw sgd muon group group0 pg0 pg1 0")
 
 def _by_its_words(words: frozenset[str]) -> str | None:
     """The signal of a name whose words leave no doubt, in whatever order they stand."""
-    if words & _GROUPS and words & _NONE and words & _SPREADS and not words & {"num", "count", "n"}:
+    # `zero_std_groups` is a number of groups, `zero_std_groups_frac` a share.
+    counts = words & {"num", "count", "n"} or (words & {"groups", "prompts"} and not words & _PARTS_OF)
+    if words & _GROUPS and words & _NONE and words & _SPREADS and not counts:
         return "frac_zero_std"
     if words & {"memory", "mem"} and words & {"gb", "gib"}:
         return "memory_gb"

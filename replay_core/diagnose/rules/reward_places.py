@@ -81,8 +81,8 @@ def _unmasked_penalty(batch: StepBatch, name: str, lost_B: Array, off_B: Array) 
               f"{name} of {batch.name}"),
         shown("scores there", float(scored_B[sample] - on_tokens_B[sample]), "0"),
         shown("samples", int(lost_B.sum()), "0"),
-        cause="rewards are scores less coefficient x KL, token by token, and the KL of padding is left in: returns that "
-        "run over the row from its end carry it into all tokens before",
+        cause="rewards are scores less coefficient x KL, token by token, and the KL of padding is left in: returns "
+        "that run over the row from its end carry it into all tokens before",
     )  # fmt: skip
 
 
