@@ -187,3 +187,27 @@ def test_a_number_of_groups_is_no_share_of_them(tmp_path: Path) -> None:
             record("training_metrics", loss=0.1, zero_std_groups=9.0 + step % 2)
     recorder.close()
     assert not told(tmp_path / "run", "L30")
+
+
+def _of_own_means(folder: Path, *, counted: bool) -> Path:
+    recorder = Recorder(folder, flags={"algorithm": "dapo", "adv_estimator": "grpo", "loss_agg_mode": "token-mean"})
+    for step in range(3):
+        fields = batch(step)
+        fields["advantages"] = normalised(fields)
+        total = int(fields["response_mask"].sum())
+        with recorder.step(step) as record:
+            for micro, rows in enumerate((slice(0, 9), slice(9, 24))):
+                part = {name: value[rows] for name, value in fields.items()}
+                mask_BT = part["response_mask"][:, 1:]
+                loss = -(part["advantages"] * mask_BT).sum() / mask_BT.sum()
+                record("forward_data", part, log_probs=part["old_log_probs"], micro=micro, epoch=0, minibatch=0)
+                beside = {"batch_num_tokens": torch.tensor(float(total))} if counted else {}
+                record("loss", pg_loss=loss, **beside, micro=micro, epoch=0, minibatch=0)
+    recorder.close()
+    return folder
+
+
+def test_means_of_micro_batches_are_told_beside_the_number_of_tokens_that_they_leave_unused(tmp_path: Path) -> None:
+    first = told(_of_own_means(tmp_path / "beside", counted=True), "D28")[0]
+    assert "each micro-batch is divided by its own tokens" in first.claim
+    assert not told(_of_own_means(tmp_path / "alone", counted=False), "D28"), "it may be scaled before the backward"
