@@ -29,14 +29,28 @@ _NEXT = "rldbg replay DUMP --compile inductor times compilation apart from stead
 
 
 def seconds(log: RunLog) -> Series | None:
-    """The time of a whole step in seconds, whatever unit it is logged in."""
+    """The time of a whole step in seconds, whatever unit it is logged in; of one that is called a total among its
+    phases, and is no less than any of them, that one's.
+    """
     if (series := log.get("step_seconds")) is not None:
         return series
     series = log.get("iter_ms")
     if series is None:
-        return None
+        return _total(log.all("phase_seconds"))
     points = tuple(Point(p.step, p.value / 1000, p.micro, p.rank, p.line, p.path) for p in series.points)
     return Series("step_seconds", series.name, series.framework, "", points)
+
+
+#: What the whole is called where it stands among its parts: timeperf/total, timing/step_total.
+_TOTAL = regex(r"(?i)(?:^|[/_.])(?:step_total|total_step|total)(?:_time)?$")
+
+
+def _total(phases: list[Series]) -> Series | None:
+    for series in phases:
+        others = [median(one.finite) for one in phases if one.name != series.name and one.finite]
+        if _TOTAL.search(series.name) and series.finite and others and median(series.finite) >= max(others):
+            return Series("step_seconds", series.name, series.framework, "", series.points)
+    return None
 
 
 @rule("D37", "a step takes far longer than the others", link="time", scope="signals",
@@ -56,8 +70,9 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     far slower than the rest, is the signature of compilation: info. The ranges of the GRPO notes are compared as info,
     and for the log of their own trainer. Where the rise is far beyond chance (z over 4) they may be as short as they
     like. A phase whose median takes a larger share of a step than it should is a warning: the synchronisation of
-    weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or
-    reference .6; worth knowing alone of what takes place in every second step or less, shared among all.
+    weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5 (no wait that is as long, to .15, as
+    the generation beside it: they take turns), log-probabilities of old policy or reference .6; worth knowing alone of
+    what takes place in every second step or less, shared among all.
     """
     whole = seconds(log)
     if whole is None:
@@ -65,7 +80,10 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     yield from _warm_up(log, whole)
     yield from _expected(log, whole)
     phases = [
-        series for series in [*log.all("phase_seconds"), *([whole] if whole else [])]
+        series for series in [
+            *(one for one in log.all("phase_seconds") if whole is None or one.name != whole.name),
+            *([whole] if whole else []),
+        ]
         if len(series.finite) >= trends.MIN_STEPS + trends.WARM_UP and not _NO_PHASE.search(series.name)
     ]  # fmt: skip
     if not phases:
@@ -119,7 +137,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
             # Without a phase that grows from step to step it may be the node's or the tasks' doing.
             "info" if longer or (grown is None and not _lies_above(last, values[: len(values) // 2])) else "warning",
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
-            + (f": {grown.name} grows from step to step" if grown is not None else ""),
+            + (f": {grown.name} grows from step to step" if grown is not None else "")
+            + ("" if longer or length is None else _not_by(length)),
             whole.last.where(whole.name),
             shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source),
             cause="responses get longer" + (", or more of them are generated and left out" if more > 1.0 else "")
@@ -164,6 +183,25 @@ def _growing(phases: list[Series], by: float) -> Series | None:
     return None
 
 
+#: What a phase is called in which one waits for another.
+_WAITS = r"wait|idle|data_?load|dataloader"
+#: What is waited for, and by what share of it the wait may be longer or shorter than it.
+_GENERATES, _AS_LONG = regex(r"(?i)(?:^|[/_.])(?:rollout|gen|generat\w*)(?:_time|_seconds)?$"), 0.15
+
+
+def _takes_turns(wait: Series, phases: list[Series]) -> bool:
+    """Whether what is waited for is the whole of a generation that lies beside it, step by step: where the two take
+    turns (on one set of GPUs, or in step) that is how it is made; what overlaps is waited for less.
+    """
+    for series in phases:
+        told = {p.step: p.value for p in series.points if p.value > 0}
+        pairs = [(p.value, told[p.step]) for p in wait.points if p.step in told]
+        near = [a for a, b in pairs if abs(a - b) <= _AS_LONG * b]
+        if series.name != wait.name and _GENERATES.search(series.name) and pairs and len(near) >= 0.9 * len(pairs):
+            return True
+    return False
+
+
 #: Share of a step that a phase may take before it is told: (words of its name, share, what it is, what it waits for).
 _LIMITS: tuple[tuple[str, float, str, str], ...] = (
     (r"(?:update|sync|transfer|broadcast)\w*weights?|weights?\w*(?:update|sync|transfer)|param\w*sync", 0.35,
@@ -172,7 +210,7 @@ _LIMITS: tuple[tuple[str, float, str, str], ...] = (
      "re-captures its graphs each time"),
     (r"reward|score|verif|judge", 0.5, "scoring the responses",
      "the reward function runs one response after the other, waits for a server or a sandbox, or for time-outs"),
-    (r"wait|idle|data_?load|dataloader", 0.5, "waiting for data or for another process",
+    (_WAITS, 0.5, "waiting for data or for another process",
      "generation and training are out of balance: one waits for the other"),
     (r"old_?log_?prob|ref(?:$|[_/])|ref_?log_?prob|compute_log_prob", 0.6, "log-probabilities of old policy or "
      "reference",
@@ -194,6 +232,8 @@ def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Findin
         for series in phases:
             if series.signal != "phase_seconds" or not regex(words).search(series.name.lower()):
                 continue
+            if words == _WAITS and _takes_turns(series, phases):
+                continue
             now = median(series.finite[trends.WARM_UP :]) * len(series.finite) / steps
             if typical > 0 and limit * typical < now <= 1.05 * typical:
                 every = steps / len(series.finite)
@@ -211,6 +251,15 @@ def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Findin
                     next_step="time it alone; rldbg diagnose shows the trends of all phases",
                 )
                 return
+
+
+def _not_by(length: Series) -> str:
+    """That the length of responses does not explain it, in words; empty where that is not told."""
+    values = length.finite[trends.WARM_UP :]
+    if len(values) < trends.MIN_STEPS:
+        return ""
+    before, after = median(values[: len(values) // 2]), median(values[-(len(values) // 4) :])
+    return f", more than the length of responses does ({before:.0f}, then {after:.0f} tokens)"
 
 
 def _by_length(values: list[float]) -> float:
