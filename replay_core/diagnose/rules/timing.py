@@ -65,7 +65,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     8 steps or more, and only where it lengthens the step by a quarter; worth knowing alone where such steps (3 and
     more) come as often as an evaluation. Counts, and the longest of many calls, are no phases. Steps that get 1.5 times
     and a second slower for good (the last quarter over the first half, a rise that chance does not explain) are a
-    warning, info where responses get longer by as much, or more batches are generated for each (dynamic sampling); so
+    warning, info where responses get longer by as much, or more batches are generated for each (dynamic sampling), or
+    where they take less than twice as long and several phases of work slow down alike, as on a busy machine; so
     is, where no time is logged, a throughput that falls by as much. The second iteration slower than the first, or both
     far slower than the rest, is the signature of compilation: info. The ranges of the GRPO notes are compared as info,
     and for the log of their own trainer. Where the rise is far beyond chance (z over 4) they may be as short as they
@@ -135,7 +136,11 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         longer = after / before < more * (_by_length(length.finite[trends.WARM_UP :]) if length is not None else 1.0)
         yield finding(
             # Without a phase that grows from step to step it may be the node's or the tasks' doing.
-            "info" if longer or (grown is None and not _lies_above(last, values[: len(values) // 2])) else "warning",
+            "info"
+            if longer
+            or (grown is None and not _lies_above(last, values[: len(values) // 2]))
+            or (grown is not None and after < TWICE * before and _is_shared(grown, phases, before))
+            else "warning",
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
             + (f": {grown.name} grows from step to step" if grown is not None else "")
             + ("" if longer or length is None else _not_by(length)),
@@ -202,6 +207,30 @@ def _takes_turns(wait: Series, phases: list[Series]) -> bool:
     return False
 
 
+#: Slower by less than this a busy machine may be; the part of one phase's growth that another's comes to where it is,
+#: and the share of a step that makes a phase one of work.
+TWICE, _ALIKE, _OF_WORK = 2.0, 0.6, 0.1
+
+
+def _is_shared(grown: Series, phases: list[Series], step: float) -> bool:
+    """Whether another phase of work, no wait for it, slows down with it: then it is the machine that does, and nothing
+    in the phase.
+    """
+
+    def growth(series: Series) -> float:
+        values = series.finite[trends.WARM_UP :]
+        return median(values[-(len(values) // 4) :]) / max(median(values[: len(values) // 2]), 1e-12) - 1
+
+    return any(
+        trends.rises(one.finite[trends.WARM_UP :]) and growth(one) >= _ALIKE * growth(grown)
+        for one in phases
+        if one.signal == "phase_seconds"
+        and one.name != grown.name
+        and median(one.finite) >= _OF_WORK * step
+        and not regex(_WAITS).search(one.name.lower())
+    )
+
+
 #: Share of a step that a phase may take before it is told: (words of its name, share, what it is, what it waits for).
 _LIMITS: tuple[tuple[str, float, str, str], ...] = (
     (r"(?:update|sync|transfer|broadcast)\w*weights?|weights?\w*(?:update|sync|transfer)|param\w*sync", 0.35,
@@ -254,12 +283,12 @@ def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Findin
 
 
 def _not_by(length: Series) -> str:
-    """That the length of responses does not explain it, in words; empty where that is not told."""
+    """That the length of responses does not explain it, in words; empty where too few are logged."""
     values = length.finite[trends.WARM_UP :]
     if len(values) < trends.MIN_STEPS:
         return ""
     before, after = median(values[: len(values) // 2]), median(values[-(len(values) // 4) :])
-    return f", more than the length of responses does ({before:.0f}, then {after:.0f} tokens)"
+    return f", while the length of responses goes from {before:.3g} to {after:.3g} tokens: that does not explain it"
 
 
 def _by_length(values: list[float]) -> float:

@@ -80,15 +80,15 @@ def test_longer_or_whole_responses_tell_of_no_shorter_limit(share: float, length
     assert shorter(diagnosed(tmp_path, cut(share, length))) is None
 
 
-def timed(*, slower: float = 0.0, waits: float = 1.0, wait: str = "perf/train_wait_time") -> str:
-    """40 steps that name no whole but a total, whose rollout gets slower; and a wait, a part of the rollout."""
+def timed(*, slower: float = 0.0, trains: float = 0.0, waits: float = 1.0, wait: str = "perf/train_wait_time") -> str:
+    """40 steps that name no whole but a total, whose rollout (or training) gets slower; and a wait for it."""
     draw, lines = random.Random(3), []
     for step in range(40):
         rollout = (25 + slower * step) * draw.uniform(0.95, 1.05)
         told = {
             "perf/rollout_time": rollout,
             wait: waits * rollout + 0.5,
-            "perf/train_time": 14.0 * draw.uniform(0.95, 1.05),
+            "perf/train_time": (14.0 + trains * step) * draw.uniform(0.95, 1.05),
         }
         told |= {"timeperf/total": told[wait] + told["perf/train_time"], "rollout/raw_reward": 0.3 + 0.01 * step,
                  "rollout/response_len/mean": 300 * draw.uniform(0.95, 1.05)}  # fmt: skip
@@ -100,8 +100,15 @@ def test_steps_whose_whole_is_called_a_total_get_slower(tmp_path: Path) -> None:
     found = only(diagnosed(tmp_path, timed(slower=5.0)), "D37")
     assert found.severity == "warning"
     assert "perf/rollout_time grows" in found.claim
-    assert "more than the length of responses does (30" in found.claim
+    assert "the length of responses goes from 30" in found.claim
     assert ids(diagnosed(tmp_path, timed())) == []
+
+
+def test_phases_that_get_slower_alike_are_of_a_busy_machine(tmp_path: Path) -> None:
+    both = only(diagnosed(tmp_path, timed(slower=1.2, trains=0.66)), "D37")
+    assert (both.severity, "steps get slower" in both.claim) == ("info", True)
+    one = only(diagnosed(tmp_path, timed(slower=1.2)), "D37")
+    assert (one.severity, "steps get slower" in one.claim) == ("warning", True)
 
 
 def test_a_wait_that_is_the_whole_generation_is_no_idling(tmp_path: Path) -> None:
