@@ -598,7 +598,7 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
      "the process at the other end is gone: it died first"),
     (r"(?:[Tt]hread|[Tt]ask|[Ww]orker|[Pp]rocess|[Ww]orkflow|[Cc]oroutine|[Ee]xecutor)s? (?:has |have )?"
      r"(?:encountered|raised|failed with|died (?:of|with)|exited with|stopped by) (?:an? )?(?:unhandled )?"
-     r"(?:exception|error)",
+     r"(?:exception|error)\W{0,3}$",
      "another thread, task or process of the run raised: its own exception stands above"),
     (r"Broken ?Process ?Pool|[Pp]rocess pool .*(?:terminated|broken)",
      "a worker process ended abruptly: out of host memory, or native code crashed"),

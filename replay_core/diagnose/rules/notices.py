@@ -558,6 +558,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         greedy = _GREEDY.search(text) is not None and (
             not any(map(log.has, _PAID)) or not any(map(log.has, _TRAINS)) or log.has("pair_reward")
         )
+        passes = _PASSES.search(text) is not None and _passes(lines, log)
         mild = (
             greedy
             or len(lines) < known.fewest
@@ -566,7 +567,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             or (_OVERFLOWS.search(text) is not None and _settles(lines, log))
             or (_THROWN.search(text) is not None and _pays(log, lines))
             or (_FLUSHED.search(text) is not None and not _slows(log))
-            or (_PASSES.search(text) is not None and _passes(lines, log))
+            or passes
             or (_BY_DESIGN.search(text) and not (lost or fails))
         )
         yield finding(
@@ -574,7 +575,10 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "
             "initialized"
             if lost
-            else known.claim + ("" if why is None else f": {in_short(why.cause)}") + _goes(log, text),
+            else known.claim
+            + (" (in few lines, and the run goes on long after them)" if passes else "")
+            + ("" if why is None else f": {in_short(why.cause)}")
+            + _goes(log, text),
             lines[0].point.where(),
             shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
             shown("lines that say so", len(lines), "0", "log"),
