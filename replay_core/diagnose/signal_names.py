@@ -247,6 +247,9 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     ),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
     (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
+    # What one environment or data set of several pays: prime-rl, tinker-cookbook.
+    (regex(r"^(?!eval|val|test)[\w.@-]+/Reward$|^reward/(?!all/)[\w.@-]+/mean$"), "source_reward", "prime-rl"),
+    (regex(r"^env/(?!all/)[\w.@-]+/reward/total$"), "source_reward", "tinker"),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
     (
         regex(
@@ -256,6 +259,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "",
     ),
     (regex(r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"), "prompt_length", ""),
+    (regex(r"^prompt_length/max$"), "prompt_length_max", "verl"),
+    (regex(r"^prompt_length/min$"), "prompt_length_min", "verl"),
     (regex(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
     (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
