@@ -100,7 +100,7 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         return
     every = [
         one
-        for makes in (_from_held, _from_padding, _from_variance, _from_equal, _from_lines, _from_values,
+        for makes in (_from_held, _from_padding, _from_variance, _from_equal, _from_nominal, _from_lines, _from_values,
                       _from_groupings, _from_order, _from_parts)
         for one in makes(batch, unlike)
     ]  # fmt: skip
@@ -265,6 +265,37 @@ def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 f"rounding leaves of them is divided by a std of 0 without an epsilon; the others are {name}",
                 "the std of equal rewards is 0 but for rounding, and no epsilon is added to it: noise is taught",
             )
+            return
+
+
+def _from_nominal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """A baseline that divides each group's sum by one number, however many rows the group has."""
+    kept_B = unlike.kept_B
+    reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
+    size_B = np.bincount(group_B)[group_B]
+    sum_B = np.bincount(group_B, weights=reward_B)[group_B]
+    if np.unique(size_B).size < 2:
+        return
+    taken_B = reward_B - unlike.heard_B
+    for what, over_B, own_B in (
+        ("the sum of the group's other rewards", sum_B - reward_B, size_B - 1), ("the group's sum", sum_B, size_B)
+    ):  # fmt: skip
+        told_B = np.abs(taken_B) > 10 * unlike.close
+        if told_B.sum() < MOVED_VALUES:
+            continue
+        divisor = float(np.median(over_B[told_B] / taken_B[told_B]))
+        number = round(divisor)
+        is_one = number > 0 and np.allclose(reward_B - over_B / number, unlike.heard_B, atol=float(unlike.close.max()))
+        if is_one and (own_B != number).any():
+            few = share(int((own_B != number).sum()), len(own_B))
+            yield Guess(
+                "warning", "nominal",
+                f"the baseline divides {what} by {number} in every group, also where it has another number of rows "
+                f"({few} samples are in such groups): their advantages do not add up to 0",
+                "the group's nominal size stands for the number of rows that are left of it: of groups that lost rows "
+                "(aborted, filtered, too long) the baseline is too low, and all that is left of them is rewarded; "
+                "right only where rows whose reward is 0 were left out of the dump after advantages were made",
+            )  # fmt: skip
             return
 
 

@@ -504,11 +504,6 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "another host or port",
      "start it (trl vllm-serve --model ..., on GPUs of its own) or let the trainer hold the engine "
      "(vllm_mode='colocate'); curl http://HOST:PORT/health from the trainer's node"),
-    (r"ChunkedEncodingError|IncompleteRead|RemoteDisconnected"
-     r"|Remote end closed connection|ServerDisconnected\w*|Server disconnected|Connection aborted",
-     "the server closed the connection in the middle of a request: it died, was restarted, or is overloaded (an "
-     "inference server beside the trainer, a judge)",
-     "its own log at that time names the error; look whether it lives"),
     (r"^(?=.*(?:[Rr]ollout|[Tt]ask|[Rr]equest|[Ss]ample|[Pp]rompt|[Tt]rajector|[Ee]pisode))(?!.*\b[Jj]ob\b)"
      r".*\b[Rr]equeu(?:ed|ing)\b",
      "rollouts are not answered in time and are given out again: an agent, tool or engine is too slow or hangs; what "
@@ -518,6 +513,10 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "a mapping, list, text or None stands where a number is needed: most often a reward (function or model) that "
      "returns more than one number, and no key is named that picks one, or none for a sample",
      "print what it returns; let it return a float, or name the key (--reward-key)"),
+    (r"Request error for \d+ times, returning None|[Rr]emote (?:RM|reward model).{0,60}(?:fail|unreachable|no answer)",
+     "the reward server (remote reward model, remote_rm_url) cannot be reached or answers no request: it is down, its "
+     "address or port is another, or it is too slow (connection refused says that nothing listens there)",
+     "the lines before name the URL: curl it from that node; look whether the server lives, and its own log"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
     (r"judge.*(?:fail|time)|reward[ _](?:server|model|function"
      r"|manager).*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error"
@@ -564,6 +563,15 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
     (r"AssertionError", "an assertion of the code: the frame above says which", "read the condition at the frame"),
 )  # fmt: skip
 
+#: A peer that is gone: the process at the other end tells why, where the log holds its words.
+_CUT_OFF: tuple[tuple[str, str, str], ...] = (
+    (r"ChunkedEncodingError|IncompleteRead|RemoteDisconnected"
+     r"|Remote end closed connection|ServerDisconnected\w*|Server disconnected|Connection aborted",
+     "the server closed the connection in the middle of a request: it died, was restarted, or is overloaded (an "
+     "inference server beside the trainer, a judge)",
+     "its own log at that time names the error; look whether it lives"),
+)  # fmt: skip
+
 #: The same of texts that only tell of another failure.
 _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"[Ee]vent loop is closed|no running event loop|attached to a different (?:event )?loop",
@@ -588,6 +596,10 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "
      r"?[Pp]ipe|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",
      "the process at the other end is gone: it died first"),
+    (r"(?:[Tt]hread|[Tt]ask|[Ww]orker|[Pp]rocess|[Ww]orkflow|[Cc]oroutine|[Ee]xecutor)s? (?:has |have )?"
+     r"(?:encountered|raised|failed with|died (?:of|with)|exited with|stopped by) (?:an? )?(?:unhandled )?"
+     r"(?:exception|error)\W{0,3}$",
+     "another thread, task or process of the run raised: its own exception stands above"),
     (r"Broken ?Process ?Pool|[Pp]rocess pool .*(?:terminated|broken)",
      "a worker process ended abruptly: out of host memory, or native code crashed"),
 )  # fmt: skip
@@ -597,6 +609,7 @@ _KNOWN: tuple[Failure, ...] = (
         Failure(regex(pattern), cause, step)
         for pattern, cause, step in (*FIRST, *ENVIRONMENT, *_DEATHS, *MODELS, *SETTINGS, *BATCHES, *SERVICES, *TOOLING)
     ),
+    *(Failure(regex(pattern), cause, step, follows=True) for pattern, cause, step in _CUT_OFF),
     *(Failure(regex(pattern), cause, _OTHER_FIRST, follows=True) for pattern, cause in _CONSEQUENCES),
     *(Failure(regex(pattern), cause, step, general=True) for pattern, cause, step in (*CODE, *EMPTY, *_GENERAL)),
 )

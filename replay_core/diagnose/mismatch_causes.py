@@ -118,7 +118,7 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
         return block
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
-            "a part of the samples is off, their tokens are not the sampled ones",
+            "a part of the samples is off, their tokens are not the sampled ones (re-tokenised)",
             "text was encoded again into other tokens than were sampled (re-tokenised): the trainer finds some tokens "
             "of these samples improbable, and hardly any more probable, while other samples agree",
             [*told, retold],

@@ -10,7 +10,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Any
 
+#: Step, micro-batch and rank of a value.
+Place = tuple[Any, Any, Any]
 #: Decimals that somebody prints everything with; numbers that have a fraction, and different ones, from which it shows.
 DECIMALS = (1, 2, 3, 4)
 FEWEST, DIFFERENT = 20, 8
@@ -21,6 +24,9 @@ FINE = frozenset({
     "prob_diff", "mult_prob_error", "advantage_mean", "update_norm", "value_loss", "repetition", "phase_seconds",
     "step_seconds",
 })  # fmt: skip
+#: Those of them whose zeros alone, among numbers that are printed otherwise, may be any small number. A loss that is
+#: printed as 0 is next to it, which tells enough.
+FINE_ALONE = FINE - {"loss", "micro_loss", "pg_loss", "value_loss"}
 #: A series of these is judged where its largest number is so many units of the last decimal.
 UNITS = 10
 
@@ -52,6 +58,29 @@ def untold(series: Mapping[tuple[str, str], list[float]]) -> tuple[int, list[tup
     return (shown, below) if below else None
 
 
+#: Values of one quantity, printed twice, before one is the other's rounding, and the share of steps that have both.
+SHARED, NEARLY = 3, 0.9
+
+
+def is_rounding_of(coarse: Mapping[Place, float], exact: Mapping[Place, float], places: int | None) -> bool:
+    """Whether numbers are those of another series, of the same steps, rounded to so many decimals: a table of four
+    beside a line that prints all of them.
+    """
+    half = 0.5 * 10.0 ** -(places or 0) * (1 + 1e-6)
+    pairs = [(value, exact[at]) for at, value in coarse.items() if at in exact]
+    if places is None or len(pairs) < max(SHARED, NEARLY * len(coarse)):
+        return False
+    return all(a == b or abs(a - b) <= half for a, b in pairs) and any(a != b for a, b in pairs)
+
+
+def decimals_of_zero(name: str, path: str | None, line: int | None) -> int | None:
+    """With how many decimals, two and more, that line prints this number as a 0, as `lr:0.000`; None where it does not:
+    such a number is known to half its last place, and is no 0.
+    """
+    found = re.search(rf"{re.escape(name)}\W{{1,4}}0\.(00+)(?![\de])", _line(path, line))
+    return None if found is None else len(found[1])
+
+
 def is_zero_rounded(path: str | None, line: int | None, shown: int) -> bool:
     """Whether that line of a text holds a 0 of so many decimals: `0.0` is a number as it is, `0.000` a rounded one."""
     return re.search(rf"(?<![\d.])0\.0{{{shown}}}(?![\d])", _line(path, line)) is not None
@@ -59,7 +88,7 @@ def is_zero_rounded(path: str | None, line: int | None, shown: int) -> bool:
 
 def is_of_decimals(name: str, path: str | None, line: int | None) -> bool:
     """Whether that line tells this number as a 0 of two decimals and more, as `lr:0.000`: it may be 1e-6."""
-    return re.search(rf"{re.escape(name)}\W{{1,4}}0\.00+(?![\de])", _line(path, line)) is not None
+    return decimals_of_zero(name, path, line) is not None
 
 
 def half_a_digit(name: str, path: str | None, line: int | None) -> float:
@@ -74,12 +103,24 @@ def half_a_digit(name: str, path: str | None, line: int | None) -> float:
     return 0.5 * 10.0 ** -len(told[1])
 
 
+#: Lines of a mapping that is printed over several.
+_MOST = 400
+
+
 def _line(path: str | None, line: int | None) -> str:
-    """A line of a text; empty where it cannot be read. A progress bar's carriage returns end none."""
+    """A line of a text, to the end of a mapping that it opens; empty where it cannot be read. A progress bar's carriage
+    returns end none.
+    """
     if path is None or line is None:
         return ""
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            return next(islice(file, line - 1, None), "")
+            lines = islice(file, line - 1, None)
+            text = next(lines, "")
+            for more in islice(lines, _MOST if text.count("{") > text.count("}") else 0):
+                text += more
+                if "}" in more:
+                    break
+            return text
     except OSError:
         return ""

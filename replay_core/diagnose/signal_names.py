@@ -247,6 +247,9 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     ),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
     (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
+    # What one environment or data set of several pays: prime-rl, tinker-cookbook.
+    (regex(r"^(?!eval|val|test)[\w.@-]+/Reward$|^reward/(?!all/)[\w.@-]+/mean$"), "source_reward", "prime-rl"),
+    (regex(r"^env/(?!all/)[\w.@-]+/reward/total$"), "source_reward", "tinker"),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
     (
         regex(
@@ -256,6 +259,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "",
     ),
     (regex(r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"), "prompt_length", ""),
+    (regex(r"^prompt_length/max$"), "prompt_length_max", "verl"),
+    (regex(r"^prompt_length/min$"), "prompt_length_min", "verl"),
     (regex(r"^timing_s[/_](?!step$)(?!.*_length$).+"), "phase_seconds", "verl"),
     (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
@@ -428,6 +433,7 @@ _GRADS = _words("grad grads gradient gradients")
 _GROUPS = _words("group groups prompts")
 _NONE = _words("zero no without dead degenerate flat uniform")
 _SPREADS = _words("std spread variance var signal adv advs advantage advantages reward")
+_PARTS_OF = _words("frac fraction share ratio rate pct percent percentage prop proportion")
 _SAMPLED = _words("response responses resp completion completions output gen generated answer")
 _OLDER = _words("lag staleness stale")
 _OPTIMIZERS = _words("adam adamw sgd muon group group0 pg0 pg1 0")
@@ -435,9 +441,11 @@ _OPTIMIZERS = _words("adam adamw sgd muon group group0 pg0 pg1 0")
 
 def _by_its_words(words: frozenset[str]) -> str | None:
     """The signal of a name whose words leave no doubt, in whatever order they stand."""
+    # `zero_std_groups` is a number of groups, `zero_std_groups_frac` a share.
+    counts = words & {"num", "count", "n"} or (words & {"groups", "prompts"} and not words & _PARTS_OF)
     # Groups all of whose rewards are 0 are not all that have no spread: those that are all right have none either.
     all_wrong = {"all", "zero"} <= words and words & _SPREADS <= {"reward"}
-    if words & _GROUPS and words & _NONE and words & _SPREADS and not words & {"num", "count", "n"} and not all_wrong:
+    if words & _GROUPS and words & _NONE and words & _SPREADS and not (counts or all_wrong):
         return "frac_zero_std"
     if words & {"memory", "mem"} and words & {"gb", "gib"}:
         return "memory_gb"

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from replay_core.diagnose import signal_names, trends
 from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.finding import Evidence, Where
-from replay_core.diagnose.printed import is_zero_rounded, untold
+from replay_core.diagnose.printed import FINE_ALONE, decimals, decimals_of_zero, is_rounding_of, is_zero_rounded, untold
 from replay_core.dumps.log_text import COUNTED
 from replay_core.dumps.metric_tables import OF_A_RUN
 from replay_core.dumps.metric_tables import SUFFIXES as TABLES
@@ -35,7 +35,11 @@ _NORMS = "gradient"
 #: Who trains: a rollout's or a reference's own numbers are none of the update's.
 _TRAINED = ("actor", "critic", None)
 #: What a critic's own numbers are called: beside those of the policy they are no numbers of the policy.
-_OF_CRITIC = {"grad_norm": "critic/grad_norm", "clipped_grad_norm": "critic/grad_norm_clipped"}
+_OF_CRITIC = {
+    "grad_norm": "critic/grad_norm", "clipped_grad_norm": "critic/grad_norm_clipped", "lr": "critic/lr",
+    "learning_rate": "critic/lr", "loss": "critic/vf_loss", "clip_fraction": "critic/vf_clipfrac",
+    "clipfrac": "critic/vf_clipfrac",
+}  # fmt: skip
 #: Of how many first or last values, and of what parts of all, rules take medians.
 _LAST, _PARTS = (3, 5, 10), (1, 2, 3, 4)
 #: Of a run of ten thousand files a few stand for all: every point has its own path.
@@ -318,7 +322,13 @@ class RunLog(Struct):
         self._series = None
 
     def leave_out_untold(self) -> None:
-        """Part with series that lie below the last decimal they are printed with: their zeros are none."""
+        """Part with series that lie below the last decimal they are printed with: their zeros are none. Of a quantity
+        that is printed twice the more exact numbers are kept.
+        """
+        self._leave_out_below()
+        self._leave_out_roundings()
+
+    def _leave_out_below(self) -> None:
         found = untold({key: [point.value for point in points.values()] for key, points in self._points.items()})
         if found is None:
             return
@@ -332,6 +342,30 @@ class RunLog(Struct):
         self._series = None
         names = ", ".join(sorted(name for _, name in below))
         self.rounded = f"numbers are printed with {shown} decimals: {names} lie below that and are not judged"
+
+    def _leave_out_roundings(self) -> None:
+        """Part with what rounds another series of its signal, and with zeros of two decimals and more of what may lie
+        below those while all is well.
+        """
+        values = {key: {at: point.value for at, point in points.items()} for key, points in self._points.items()}
+        zeros = []
+        for key in list(self._points):
+            others = [other for other in self._points if other[0] == key[0] and other[1] != key[1]]
+            still = not any(values[key].values())
+            if not others and not (still and key[0] in FINE_ALONE):
+                continue
+            places = decimals(values[key].values())
+            if places is None and still:
+                first = next(iter(self._points[key].values()))
+                places = decimals_of_zero(key[1], first.path, first.line)
+            is_told_twice = any(is_rounding_of(values[key], values[other], places) for other in others)
+            if is_told_twice or (still and places is not None and key[0] in FINE_ALONE):
+                if not others:
+                    zeros.append(key[1])
+                del self._points[key]
+                self._series = None
+        if zeros and not self.rounded:
+            self.rounded = f"zeros of few decimals are any small number: {', '.join(sorted(zeros))} are not judged"
 
     def contradicts(self, other: RunLog) -> bool:
         """Whether both tell different values of one thing: then they are two runs, not two files of one."""

@@ -4,6 +4,7 @@
 GRPO:  3%|█  | 3/100 [00:41<22:10, 13.7s/it, loss=0.5, reward=0.1]     what a progress bar has behind its rate
 [step 3/100] rewards=[0.1, 0.5] loss=0.5         what each answer earned: its mean is the step's
 Step 3/100 - loss: 0.5 - reward: 0.1            2026-01-01 10:00:03 INFO trainer: step=3, loss = 0.5 (1.3s)
+    ╰─ i3-math | Ratio 29.2% | Reward 0.25      below a step: what one environment of several has of it
 
 A line counts only if one of its names is one that trainers watch: prose has numbers, too.
 """
@@ -27,11 +28,11 @@ _EPOCH = regex(r"(?<![A-Za-z0-9])(epoch|episode)\s{0,8}[:=#]?\s{0,8}(\d{1,12})(?
 #: Between two metrics; a comma inside a number is none.
 _BETWEEN = regex(r"\s[-–]{1,3}\s|[|;()\[\]{}]|,(?!\d)|,\s")
 _ALONE = regex(
-    rf"^\s{{0,40}}([A-Za-z][\w./@%-]{{0,60}}(?:\s[A-Za-z][\w./@%-]{{0,30}}){{0,3}}?)(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER})\s?(?:s|ms|%)?\s{{0,40}}$",
+    rf"^\s{{0,40}}([A-Za-z][\w./@%-]{{0,60}}(?:\s[A-Za-z][\w./@%-]{{0,30}}){{0,3}}?)(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}\s?%|{_NUMBER})\s?(?:s|ms)?\s{{0,40}}$",
     re.IGNORECASE,
 )
 _PAIR = regex(
-    rf"(?<![\w.])([A-Za-z][\w./@-]{{0,60}})(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER})(?:s|ms|%)?(?=[\s,]|$)",
+    rf"(?<![\w.])([A-Za-z][\w./@-]{{0,60}})(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}%|{_NUMBER})(?:s|ms)?(?=[\s,]|$)",
     re.IGNORECASE,
 )
 _WATCHED = regex(
@@ -52,6 +53,17 @@ def console_line(line: str) -> tuple[int | None, dict[str, float]]:
         values = dict(pairs_in(bar[2]))
         return (int(bar[1]), values) if any(map(_WATCHED.search, values)) else (None, {})
     return _numbered(line, _STEP)
+
+
+_OF_A_SOURCE = regex(r"^\s{1,40}[╰├└]─{1,2} ?([A-Za-z][\w./@-]{0,60}?)\s{1,40}\|(.{1,1000})$")
+
+
+def source_line(line: str) -> dict[str, float]:
+    """What one environment of a step's several has of its metrics, each under its name; none of any other line."""
+    if "─" not in line or (found := _OF_A_SOURCE.match(line)) is None:
+        return {}
+    values = {f"{found[1]}/{name}": value for name, value in pairs_in(found[2])}
+    return values if any(is_watched(name.rpartition("/")[2]) for name in values) else {}
 
 
 #: The batches of an epoch counted beside it: `Epoch:[1/2](20/400) loss:0.1`, `Epoch [1/2] Step [20/400], loss: 0.1`.
@@ -116,4 +128,15 @@ def pairs_in(text: str) -> Iterator[tuple[str, float]]:
     for piece in _BETWEEN.split(text):
         whole = _ALONE.match(piece)
         for name, said in [whole.groups()] if whole else _PAIR.findall(piece):
-            yield name, float(said.replace(",", ""))
+            yield name, _number(name, said.replace(",", ""))
+
+
+#: A name that says itself what it is counted in.
+_IN_HUNDREDTHS = regex(r"(?i)%|perc|pct")
+
+
+def _number(name: str, said: str) -> float:
+    """A number as it is printed; a share that is printed in hundredths, `Truncation 8.3%`, is a share."""
+    if not said.endswith("%"):
+        return float(said)
+    return float(said[:-1]) / (1 if _IN_HUNDREDTHS.search(name) else 100)

@@ -20,7 +20,7 @@ from replay_core.dumps import step_log
 from replay_core.dumps.boxed_tables import BEGINS, ROW, BoxedTables
 from replay_core.dumps.bulleted_steps import HEAD as BULLETED
 from replay_core.dumps.bulleted_steps import BulletedSteps
-from replay_core.dumps.console_lines import BAR, OF_EPOCH, console_line, epoch_line
+from replay_core.dumps.console_lines import BAR, OF_EPOCH, console_line, epoch_line, source_line
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
@@ -42,6 +42,7 @@ from replay_core.dumps.metric_lines import (
 )
 from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.notebook_steps import NotebookSteps
+from replay_core.dumps.panels import DRAWN, Panels
 from replay_core.dumps.printed_samples import without_samples
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
@@ -216,6 +217,8 @@ def _log(path: Path) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
     unnumbered: set[str] = set()
+    #: By stream, the steps that its own lines number.
+    named: dict[str, set[int]] = {}
     #: The bar's step by counted step; None once a line has no such bar, or numbers its own.
     barred: dict[int, int] | None = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
@@ -224,6 +227,7 @@ def _log(path: Path) -> _Log:
     columns: dict[str, list[int]] = {}
     boxes: dict[str, BoxedTables] = {}
     bulleted: dict[str, BulletedSteps] = {}
+    panels: dict[str, Panels] = {}
     watch = Watch()
     #: Lines of a trainer's own form, which a known form's metrics go before; those that number epochs.
     said: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
@@ -237,7 +241,7 @@ def _log(path: Path) -> _Log:
         at_end.append(line)
         progress.take(line)
         step, values = metric_line(line.text)
-        in_table = False
+        in_table = in_panel = False
         if not values and (names := table_head(line.text)):
             heads[line.stream] = names
         elif not values and line.stream in heads:
@@ -245,7 +249,10 @@ def _log(path: Path) -> _Log:
             in_table = step is not None and bool(values)
         if not values and line.text.lstrip()[:1] not in ("", "{", "|"):
             step, values = bulleted.setdefault(line.stream, BulletedSteps()).take(line.text)
-        if not values and line.text.startswith(BEGINS):
+        if not values and line.text.startswith(DRAWN):
+            step, values = panels.setdefault(line.stream, Panels()).take(line.text)
+            in_panel = bool(values) or panels[line.stream].is_open
+        if not values and not in_panel and line.text.startswith(BEGINS):
             step, values = boxes.setdefault(line.stream, BoxedTables()).take(line.text)
         elif "Train step " in line.text:
             boxes.setdefault(line.stream, BoxedTables()).hear(line.text)
@@ -275,6 +282,7 @@ def _log(path: Path) -> _Log:
                     barred = None if bar is None or barred.setdefault(step, bar) != bar else barred
             else:
                 barred = None
+                named.setdefault(line.stream, set()).add(step)
             counted[line.stream] = step + 1
             if not is_aside(values):
                 rows.append(ToldRow(line.number, step, values.get("epoch"), frozenset(values), line.stream))
@@ -301,6 +309,8 @@ def _log(path: Path) -> _Log:
         elif last is not None and (alone := _AVERAGE.match(line.text)):
             # DeepSpeed-Chat says the reward of a step on a line of its own, below it.
             said.append((line, last, {"average_reward_score": float(alone[1])}))
+        elif last is not None and (of_one := source_line(line.text)):
+            said.append((line, last, of_one))
         elif not _OF_A_TURN.search(line.text) and (told := console_line(line.text))[1]:
             last = told[0]
             said.append((line, *told))
@@ -343,6 +353,10 @@ def _log(path: Path) -> _Log:
             log.add(at, values, None, number, over=False)
         log.counted = False
         last = placed[-1][0]
+    # What a stream logs beside steps that it numbers goes on from the last of them.
+    known = {step for steps in named.values() for step in steps}
+    if unnumbered <= named.keys() and log.metrics and len({at for at, _ in log.metrics} - known) <= 1:
+        log.counted = False
     if log.counted and not (said or log.iterations or notebook_told) and len(unnumbered) == 1:
         if (stage := paid_stage(rows)) is not None:
             log.leave_out_before(stage, 0)

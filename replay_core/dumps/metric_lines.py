@@ -44,7 +44,8 @@ _TELLING = regex(
     r"(?:^|[/_])(?<!max_)(?<!target_)(?<!init_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)"
     r"(?:/|_std$|_mean$|$)"
 )
-_STEP_KEYS = ("step", "global_step", "current_steps", "global_steps", "_step", "train/global_step", "training_step")
+_STEP_KEYS = ("step", "global_step", "current_steps", "global_steps", "_step", "train/global_step", "training_step",
+              "trainer/global_step")  # fmt: skip
 #: Metrics of an evaluation, or of the whole run: they begin no step of their own.
 _ASIDE = regex(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_second|steps_per_second)$|^total_flos$")
 
@@ -166,9 +167,13 @@ def column_row(line: str, steps: list[int]) -> tuple[str, list[tuple[int, float]
     return name, [(step, values[name]) for step, values in told if name in values]
 
 
+#: A trainer's own counter stands in a room: trainer/global_step.
+_ITS_STEP = regex(r"""['"]\w{0,40}step['"]:""")
+
+
 def is_of_an_environment(line: str, values: dict[str, float]) -> bool:
     """Whether a mapping that numbers its step itself has none of what a step of training has: an environment's turn."""
-    return "step':" in line.replace('"', "'") and not any(_OF_A_STEP.search(key) for key in values)
+    return "step" in line and _ITS_STEP.search(line) is not None and not any(_OF_A_STEP.search(key) for key in values)
 
 
 def is_aside(values: dict[str, float]) -> bool:

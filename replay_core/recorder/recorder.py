@@ -195,18 +195,26 @@ class StepRecorder:
         if seen is not None:
             self.admit("modules", seen, snapshots, micro=micro, **key)
 
-    def gradients(self, model: Any, *, micro: int | None = None, **fields: Any) -> Path | None:
+    def gradients(
+        self, model: Any, *, micro: int | None = None, epoch: int | None = None, minibatch: int | None = None,
+        role: str | None = None, **fields: Any,
+    ) -> Path | None:  # fmt: skip
         """Record the gradients as they stand, of parameters that `target_param_pattern` chooses: `grad.<name>`."""
         with self.guarded({"stage": "gradient", "micro": micro}):
             if self.wants("gradient"):
-                return self("gradient", {**hooks.gradients(model, self.recorder.settings), **fields}, micro=micro)
+                found = hooks.gradients(model, self.recorder.settings)
+                return self("gradient", found, micro=micro, epoch=epoch, minibatch=minibatch, role=role, **fields)
         return None
 
-    def params(self, model: Any, *, micro: int | None = None, **fields: Any) -> Path | None:
+    def params(
+        self, model: Any, *, micro: int | None = None, epoch: int | None = None, minibatch: int | None = None,
+        role: str | None = None, **fields: Any,
+    ) -> Path | None:  # fmt: skip
         """Record the parameters that `target_param_pattern` chooses: `param.<name>`."""
         with self.guarded({"stage": "param", "micro": micro}):
             if self.wants("param"):
-                return self("param", {**hooks.parameters(model, self.recorder.settings), **fields}, micro=micro)
+                found = hooks.parameters(model, self.recorder.settings)
+                return self("param", found, micro=micro, epoch=epoch, minibatch=minibatch, role=role, **fields)
         return None
 
     @contextmanager

@@ -22,6 +22,7 @@ from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.diagnose.with_values import with_values
 from replay_core.dumps.log_events import DEATHS, GOES_ON, LAST_ERROR, PROGRESS, UNTOLD
+from replay_core.dumps.metrics import PLANNED
 from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
@@ -70,7 +71,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
     ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
-    D36's.
+    D36's. A run that a scheduler ends 3 times and more, and that begins again before all of these ends and comes no
+    further, makes no progress: an error.
     """
     last = _last_work(log)
     logged = {(one.point.path, int(said(one))) for one in log.events(GOES_ON)}
@@ -84,8 +86,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     # Tasks that are cancelled, and nothing else, are those of a program that closes.
     if all(_CANCELLED.match(one.text) for one in at_the_end):
         at_the_end = []
-    if (crashes := _again_and_again(told, at_the_end)) is not None:
-        yield crashes
+    if (again := _again_and_again(told, at_the_end) or _without_progress(told, log)) is not None:
+        yield again
         return
     at_the_end = of_the_last_run(at_the_end, log)
     ends = heads(at_the_end, weight)
@@ -184,6 +186,47 @@ def _again_and_again(told: list[Told], ends: list[Told]) -> Finding | None:
         next_step="python -X faulthandler names the call; look whether the stack is the same each time; dmesg for "
         "Xid and "
         "oom; without the last package that was added",
+    )
+
+
+#: Ends from outside that are a habit, and by what share and how many steps a later start may come further than those
+#: before, and be no further.
+_ENDED_OFTEN, _FURTHER, _A_STEP = 3, 0.05, 1
+
+
+def _without_progress(told: list[Told], log: RunLog) -> Finding | None:
+    """Of a run that a scheduler ends again and again, and that takes the same steps anew each time: that it does."""
+    ended = sorted((one for one in told if _is_preempted(one)), key=lambda one: one.point.line or 0)
+    ended = [
+        one for before, one in pairwise([None, *ended])
+        if one is not None and (before is None or (one.point.line or 0) - (before.point.line or 0) >= APART)
+    ]  # fmt: skip
+    steps = [one.point.step for one in ended if one.point.step is not None]
+    if log.is_counted or len({one.point.path for one in ended}) != 1 or not _ENDED_OFTEN <= len(steps) == len(ended):
+        return None
+    longest = max(
+        (one.points for signal in ("reward", "loss", "pg_loss") for one in log.all(signal)), key=len, default=()
+    )
+    since = [p.step for p in longest if p.step is not None and (p.line or 0) > (ended[-2].point.line or 0)]
+    if not since or min(since) > min(steps) or max(steps[-2:]) > (1 + _FURTHER) * max(steps[:-2]) + _A_STEP:
+        return None
+    planned = log.algorithm.number(PLANNED)
+    again, last = min(since), ended[-1]
+    return replace(
+        _dead([last], went_on=False, counted=False),
+        claim=f"the run makes no progress: it was ended {len(ended)} times from outside, after steps "
+        f"{', '.join(map(str, steps))}, and starts again at step {again}, so that it repeats the same steps and never "
+        f"comes past step {max(p.step or 0 for p in longest)}" + (f" of {planned:g}" if planned else ""),
+        evidence=(
+            shown("ends from outside", len(ended), "0", f"lines {', '.join(str(one.point.line) for one in ended)}"),
+            shown("the last of them", said(last)[:200], None, f"line {last.point.line}"),
+            shown("first step after the last start", again, f"> {max(steps[:-1])}", "log"),
+        ),
+        cause=f"checkpoints are further apart than the ends: what was done behind step {again - 1} is lost each time "
+        "(a preemption, a time limit), and the newest checkpoint stays the same",
+        next_step="save more often than the job is ended (save_freq), or at SIGTERM; ask for a longer time or for "
+        "machines that are not taken away",
+        steps=steps_of(p for p in longest if p.step is not None and p.step >= again),
     )
 
 
@@ -325,7 +368,7 @@ def _dead(
         short, cause, next_step = told_of.short, told_of.cause, told_of.next_step
     elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
         short, cause, next_step = _UNKNOWN_WEIGHT
-    elif _LOADS.search(one.text) and _SIZES.search(said(one)) and any(_SYNCS.search(each.text) for each in told):
+    elif _LOADS.search(one.text) and _unlike(one) and any(_SYNCS.search(each.text) for each in told):
         short, cause, next_step = _UNFIT_WEIGHT
     else:
         short, cause, next_step = _in_code(one, cause, next_step)
@@ -349,7 +392,7 @@ def _dead(
     if GUESSES.search(one.text) and whose:
         what = f"{what} ({', '.join(whose)})"
     words = what if hang is not None else f"{what}: {_words(one)}" if what and not untold else _words(one)
-    if untold and (code := _last_frame(one)[1]):
+    if (untold or said(one) == "AssertionError") and (code := _last_frame(one)[1]):
         words += f", in `{code[:100]}`"
     hung = hang is not None or _HUNG.search(one.text) is not None
     return finding(
@@ -447,6 +490,8 @@ _STANDS = regex(r"^\s*(\w+) \((\S+):\d+\)$")
 #: Where an engine copies what it is sent into its own tensors, and the two shapes that do not fit.
 _LOADS = regex(r"weight_loader|load_weights?\b|update_weights?_from|update_parameter")
 _SIZES = regex(r"torch\.Size\(.*torch\.Size\(|size of tensor a \(|shape mismatch|expected shape")
+#: An assertion in the engine's own code that two tensors are of one size, which has no words.
+_ASSERTS = regex(r"^assert .*(?:\.size\(|\.shape\b|\.numel\()")
 _UNFIT_WEIGHT = (
     "the trainer's weights do not fit the engine's: a tensor that is sent has another shape",
     "the update of the engine's weights failed: engine and trainer hold different models or configurations (another "
@@ -457,6 +502,12 @@ _UNFIT_WEIGHT = (
 )
 _SYNCS = regex(r"update_named_param|update_weight|sync_weight|_to_vllm|_to_sglang|broadcast_(?:to|param|weight)"
     r"|weight_sync|load_weights|full_tensor")  # fmt: skip
+
+
+def _unlike(one: Told) -> bool:
+    """Whether it tells of two tensors that are not of one shape, in words or by the assertion that failed."""
+    bare = said(one).startswith("AssertionError") and _ASSERTS.search(_last_frame(one)[1]) is not None
+    return bare or _SIZES.search(said(one)) is not None
 
 
 def _stands(every: list[Told]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from replay_core.diagnose.algorithm import GROUP_SIZE, RESPONSE_LIMITS, learning_rate
 from replay_core.diagnose.batch import GROUP_NAMES, StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where, listed, share, shown, warning
+from replay_core.diagnose.finding import Finding, Where, finding, listed, share, shown, warning
 from replay_core.diagnose.printed import half_a_digit
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
@@ -23,6 +23,8 @@ from replay_core.diagnose.rules.tokens import truncated
 #: By how much a rate may be off (a display's digits), steps that tell, and responses that were cut before it is a
 #: limit.
 CLOSE, STEPS, CUT = 0.02, 3, 8
+#: By how many times a rate is off before training is another one.
+OTHERWISE = 1.25
 #: A log-probability of the trainer under which the engine's 0 was not sampled.
 SURE = -0.01
 #: How runs state how often they go through a batch, and in how many parts.
@@ -38,7 +40,8 @@ def otherwise(case: Case) -> Iterator[Finding]:
     every step has one other number of answers than is stated (one rank's records, or more answers than stated); where
     responses of one turn are longer than their limit, or 8 and more are cut off at one length that is below it; where
     each step has another number of epochs or mini-batches than is stated, as its records count them; and where the
-    logged learning rate rises over the stated one by a fiftieth, or rests at another one.
+    logged learning rate rises over the stated one by a fiftieth, or rests at another one (worth knowing where they are
+    less than 1.25 times apart).
     """
     looked = [False]
     yield from _groups(case, looked)
@@ -236,7 +239,8 @@ def _rate(case: Case, looked: list[bool]) -> Iterator[Finding]:
     if not (most - untold > (1 + CLOSE) * stated or (rests and 0 < most < (1 - CLOSE) * stated - untold)):
         return
     steps = [point.step for point in series.points if point.value - untold > (1 + CLOSE) * stated or rests]
-    yield warning(
+    yield finding(
+        "warning" if max(most / stated, stated / most) >= OTHERWISE else "info",
         f"the learning rate is {most:.4g}, {most / stated:.3g} times what the run states ({stated:.4g})"
         + ("" if rests else f", from step {steps[0]} on" if steps else ""),
         series.place,

@@ -195,6 +195,7 @@ STOOD = 6
 
 
 @rule("D116", "validation never changes", link="trend", scope="signals", needs=("held_out", "reward"), lasts=True,
+      explains=("L25",),
       source="an evaluation that is given the initial weights, or an engine that no update reaches")  # fmt: skip
 def stands_still(log: RunLog) -> Finding | None:
     """A validation's result that is one number to the last digit in all of 6 evaluations and more, neither 0 nor 1,

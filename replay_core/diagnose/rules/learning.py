@@ -233,7 +233,9 @@ OFF = 0.02
       needs=("grad_norm", "grad_norm_clipped"), explains=("L14", "D46", "D55"),
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
 def clipped_away(log: RunLog) -> Finding | None:
-    """The gradient's norm after clipping below a hundredth of that before it (medians, 3 steps and more): a warning."""
+    """The gradient's norm after clipping below a hundredth of that before it (medians, 3 steps and more): a warning. Of
+    a bound of .1 and more, as recipes have it, it is the gradient that is too large: a loss that is a sum over tokens.
+    """
     before, after = given(log.get("grad_norm")), given(log.get("grad_norm_clipped"))
     skip_if(len(before.finite) < 3 or len(after.finite) < 3, "needs the norms before and after clipping of 3 steps")
     raw, left = median(before.finite), median(after.finite)
@@ -244,13 +246,24 @@ def clipped_away(log: RunLog) -> Finding | None:
 
 def _clipped(raw: float, left: float, series: Series, source: str) -> Finding:
     return warning(
-        f"clipping leaves {left:.2g} of a gradient norm of {raw:.3g}: every step is clipped to next to nothing",
+        f"clipping leaves {left:.2g} of a gradient norm of {raw:.3g}: every step is clipped to next to nothing"
+        + (", as of a loss that is summed, not averaged" if left >= _USUAL else ""),
         series,
         shown("norm after clipping", left, f"> {LEAVES * raw:.2g}", source),
         shown("norm before", raw),
-        cause="max_grad_norm is far too small (a learning rate or an epsilon at its place)",
-        next_step="set max_grad_norm to 1 and look at grad_norm",
+        cause="the loss is a sum over tokens or samples where a mean is meant (or it, or the advantages, are scaled "
+        "up): the norm is as many times too large, and what is left of each step is a direction of one length"
+        if left >= _USUAL
+        else "max_grad_norm is far too small (a learning rate or an epsilon at its place)",
+        next_step="divide the loss by the number of tokens that count, over all micro-batches and ranks of the step, "
+        "and look at grad_norm"
+        if left >= _USUAL
+        else "set max_grad_norm to 1 and look at grad_norm",
     )
+
+
+#: The least norm that recipes clip at.
+_USUAL = 0.1
 
 
 def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Finding:
@@ -1041,6 +1054,7 @@ def reward_falls(log: RunLog) -> Finding | None:
         random = _gets_random(log)
         moves = _moves_away(log, before - now)
         leaps = learns_between(values) if harder is None else []
+        from_the_start = _falls_from_the_start(values)
         return finding(
             "info" if harder is not None or leaps or (before > 0 and now > 0.75 * before) else "warning",
             f"{series.name} falls from {before:.3g} to {now:.3g}: "
@@ -1051,6 +1065,8 @@ def reward_falls(log: RunLog) -> Finding | None:
                 if leaps
                 else f"meanwhile {random}"
                 if random
+                else "it does so from the first steps on, and training makes the policy worse"
+                if from_the_start
                 else moves or "nothing that is logged beside it says why"
             ),
             series.first(under=(before + now) / 2 + 1e-12),
@@ -1069,6 +1085,10 @@ def reward_falls(log: RunLog) -> Finding | None:
             "paid), or the prompts are others (a curriculum, another stage), of which it is less sure: these figures "
             "do not tell which"
             if random
+            else "advantages, loss or reward have the wrong sign, so that each update drives the policy away from what "
+            "is rewarded (advantages of other samples do so, too); or a learning rate that is far too high from the "
+            "first step on"
+            if from_the_start
             else "the judge changed or broke (time-outs scored 0, other ground truths); a turned sign of loss, "
             "advantage or KL term pushes the policy away from what is rewarded; or it falls apart by too large "
             "updates, a ratio or its clipping that is made wrongly (look at KL and entropy): the reward alone does "
@@ -1083,6 +1103,16 @@ def reward_falls(log: RunLog) -> Finding | None:
     return None
 
 
+def _falls_from_the_start(values: list[float]) -> bool:
+    """Whether its best level is that of its first steps (a tenth, 3 and more), and both halves fall by no chance."""
+    few, half = max(3, len(values) // 10), len(values) // 2
+    best = max(median(values[at : at + few]) for at in range(few, len(values) - few + 1, few))
+    falls = trends.drift(values[:half]) < -trends.DRIFT_Z and trends.drift(values) < -SURELY
+    return falls and median(values[:few]) >= best
+
+
+#: A fall that is no chance at all, as a normal quantile.
+SURELY = 4.0
 #: What tells of the policy, whatever a judge says.
 _OF_THE_POLICY = ("entropy", "response_length", "kl", "truncated")
 #: How many times its least an entropy has grown by that makes answers random, and the least that counts, in nats.

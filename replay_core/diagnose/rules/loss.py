@@ -341,6 +341,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
     return None
 
 
+#: What trainers call the number of tokens of an update that a micro-batch's sum is divided by.
+_OF_THE_UPDATE = ("batch_num_tokens", "global_tokens", "num_items_in_batch", "global_num_tokens")
 #: By how much the weights of two tokens of an update differ, before a mean over its tokens is another.
 UNLIKE = 1.05
 
@@ -351,8 +353,15 @@ def _own_tokens(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str]) ->
     reduction (the recorder's settings), or a local denominator, means it so.
     """
     algorithm, update = batch.laid.algorithm, "token-sum over the tokens of the update"
+    is_own = agreed[0].startswith(f"token-mean over the micro-batch{_SHARED}")
+    # What is recorded as its own mean may be scaled before the backward, but for a trainer that keeps the number of
+    # the update's tokens beside it, by which a share of their sum is divided.
+    counted = [one.value for name in _OF_THE_UPDATE for one in batch.columns.scalars(name)]
+    is_own = is_own or (
+        agreed[0] == "token-mean over the micro-batch" and min(counted, default=0) > max(part.tokens for part in parts)
+    )
     if (
-        not agreed[0].startswith(f"token-mean over the micro-batch{_SHARED}")
+        not is_own
         or update in agreed
         or _MODES.get(aggregation(algorithm)) is not _MODES["token-mean"]
         or not is_dapo(algorithm)

@@ -491,6 +491,26 @@ def _slows(log: RunLog) -> bool:
     )
 
 
+#: What a run may meet now and then, and be well: requests that are preempted, a disk that was nearly full for a while.
+_PASSES = regex(
+    r"is preempted by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract|over 95% full"
+)
+#: What engines say of how often they have preempted: they do not print each.
+_SO_OFTEN = regex(r"total_num_cumulative_preemption=(\d{1,9})")
+#: Of a run's steps, the share beside which it is no habit, and steps behind the last line that show that it was over.
+_NOW_AND_THEN, _AFTERWARDS = 0.1, 20
+
+
+def _passes(lines: list[Told], log: RunLog) -> bool:
+    """Whether it comes in few steps of a run that goes on for long behind it."""
+    known = [one.points for name in ("reward", "loss", "pg_loss") for one in log.all(name)]
+    steps = max(known, key=len, default=())
+    last = max(one.point.line or 0 for one in lines)
+    behind = sum((point.line or 0) > last for point in steps)
+    often = max([len(lines), *(int(found[1]) for one in lines if (found := _SO_OFTEN.search(one.text)))])
+    return behind >= _AFTERWARDS and often <= _NOW_AND_THEN * len(steps)
+
+
 def _norms(log: RunLog) -> list[float]:
     series = log.get("grad_norm")
     return [] if series is None else series.finite
@@ -521,8 +541,9 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
     inputs without a gradient, greedy generation, weights newly initialized, skipped batches, spilled objects, reward
     functions that fail. Each as bad as the table says (an allocator that flushes its cache only where steps get slower,
-    else it is worth knowing), at its own link, with how many lines say so. No greedy generation of an evaluation:
-    behind the last step, or beside groups that have a spread. An engine with one
+    else it is worth knowing; requests that are preempted, and a disk nearly full, worth knowing where they come in a
+    tenth of the steps at the most and 20 follow), at its own link, with how many lines say so. No greedy generation of
+    an evaluation: behind the last step, or beside groups that have a spread. An engine with one
     request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail. One error
     that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a warning; one of
     a library of communication or compilation, which takes another way by itself, is never more than worth knowing.
@@ -553,6 +574,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         greedy = _GREEDY.search(text) is not None and (
             not any(map(log.has, _PAID)) or not any(map(log.has, _TRAINS)) or log.has("pair_reward")
         )
+        passes = _PASSES.search(text) is not None and _passes(lines, log)
         mild = (
             greedy
             or len(lines) < known.fewest
@@ -561,6 +583,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             or (_OVERFLOWS.search(text) is not None and _settles(lines, log))
             or (_THROWN.search(text) is not None and _pays(log, lines))
             or (_FLUSHED.search(text) is not None and not _slows(log))
+            or passes
             or (_BY_DESIGN.search(text) and not (lost or fails))
         )
         yield finding(
@@ -568,7 +591,10 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "
             "initialized"
             if lost
-            else known.claim + ("" if why is None else f": {in_short(why.cause)}") + _goes(log, text),
+            else known.claim
+            + (" (in few lines, and the run goes on long after them)" if passes else "")
+            + ("" if why is None else f": {in_short(why.cause)}")
+            + _goes(log, text),
             lines[0].point.where(),
             shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
             shown("lines that say so", len(lines), "0", "log"),

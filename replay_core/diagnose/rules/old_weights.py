@@ -67,12 +67,14 @@ class _StepGap(Struct, frozen=True):
     half of them where the two have nothing to do with each other."""
 
 
-def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
-    """Steps whose mismatch has no cause that shows in one step, and does not stand beside importance weights. What
-    their tokens tell of a gather is taken down.
+def _step_gaps(case: Case, misplaced: Misplaced, *, weighed: bool = False) -> Iterator[_StepGap]:
+    """Steps whose mismatch has no cause that shows in one step, and does not stand beside importance weights (or stands
+    beside them: `weighed`). What their tokens tell of a gather is taken down.
     """
     for batch in case.batches():
-        if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")) or batch.has("is_weights"):
+        if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
+            continue
+        if batch.has("is_weights") is not weighed:
             continue
         try:
             between = gap(batch)
@@ -130,7 +132,12 @@ def stale(case: Case) -> Finding | None:
     with the distance of a step's weights from others (to 1.5 over 4 steps and more, the first step without any), and
     not with that from the version's (twice and more).
 
-    Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
+    So is, with checkpoints, a mismatch that goes with the distance of each step's weights from those of one early step
+    (to 2.2 over 5 steps and more), while by the versions that are named it lies apart by 3 times and more, and by twice
+    as much: the engine stays at that step's weights, whatever it names. Both hold beside importance weights, too.
+
+    Else silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose
+    (D31).
     Of samples of several versions in one step, those of its newest are looked at. But versions are held against what
     was sampled: an error where they advance and the tokens are the initial weights', or where they stop for more than
     twice as long as ever before while the mismatch grows by half.
@@ -153,6 +160,8 @@ def stale(case: Case) -> Finding | None:
     misplaced = Misplaced()
     every = list(_step_gaps(case, misplaced))
     skip_if(misplaced.told() is not None, "the trainer gathers other tokens than were sampled (D09)")
+    if not every and (older := _older_though_weighed(case)) is not None:
+        return older
     skip_if(not every, "needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     if (twice := _applied_twice(every)) is not None:
         return replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
@@ -363,10 +372,13 @@ def _of_an_adapter(one: Finding) -> Finding:
     of_async = one.cause.partition(". Of an")[2]
     return replace(
         one,
-        claim=one.claim.replace(_NOT_UPDATED, "the adapter (LoRA) does not reach the engine, or not all of it"),
-        cause="the engine samples with the base model, or with a part of the adapter: it is not merged, not loaded "
-        "(another path or name, some layers alone), or its request does not name it"
-        + (". Of an" + of_async if of_async else ""),
+        claim=one.claim.replace(
+            _NOT_UPDATED,
+            "the adapter (LoRA) does not reach the engine as it is: not at all, in part, or at another scale",
+        ),
+        cause="the engine samples with the base model, with a part of the adapter, or with what is merged at another "
+        "scale (alpha / r) or twice: it is not loaded (another path or name, some layers alone), its request does not "
+        "name it, or the merge multiplies by another factor" + (". Of an" + of_async if of_async else ""),
     )
 
 
@@ -466,7 +478,7 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Finding | None:
             next_step=last[-1].command,
             steps=[one.step for one in last],
         )
-    if (older := _older_than_said(case, every)) is not None:
+    if (older := _older_than_said(case, every) or _stays_at(case, every)) is not None:
         return older
     if (other := _of_other_versions(every)) is not None:
         # The policy's own, where nothing else is recorded, are of updates of the step as well.
@@ -523,6 +535,66 @@ def _older_than_said(case: Case, every: list[_StepGap]) -> Finding | None:
         next_step=worst.command,
         steps=[one.step for one, *_ in rows],
     )
+
+
+def _older_though_weighed(case: Case) -> Finding | None:
+    """Of a run that weighs its samples for their age: whether they are older than they are said to be."""
+    every = list(_step_gaps(case, Misplaced(), weighed=True))
+    if len({one.version for one in every}) < 2 or any(one.version is None for one in every):
+        return None
+    return _older_than_said(case, every) or _stays_at(case, every)
+
+
+#: The same of one early step's weights, which an engine that is no longer updated keeps: noise leaves more of it.
+STAYS, STRAYS, STAYS_FOR = 2.2, 3.0, 5
+
+
+def _stays_at(case: Case, every: list[_StepGap]) -> Finding | None:
+    """Checkpoints beside versions: engine and trainer are as far apart as the trainer is from where it was at one early
+    step, and not as far as the versions say.
+    """
+    told = [(one, one.step, one.version) for one in every if one.step is not None and one.version is not None]
+    if len(told) < len(every) or every[0].mean > AGREES:
+        return None
+    weights = weights_by_step(case)
+    behind = min(step - version for _, step, version in told)
+    rows = [(one, step, int(version + behind)) for one, step, version in told if one.mean > DISAGREE]
+    if not {at for _, *each in rows for at in each} <= weights.keys():
+        return None
+
+    def spread(kept: list[tuple[_StepGap, int, int]]) -> float:
+        each = [one.mean / float(np.linalg.norm(weights[step] - weights[at])) for one, step, at in kept if step != at]
+        return max(each) / min(each) if len(each) == len(kept) else math.inf
+
+    fits: dict[int, float] = {}
+    for stayed in sorted(weights)[: len(weights) // 2]:
+        # What was sampled before it stayed, and what names its weights, tells nothing of it.
+        later = [row for row in rows if row[1] > stayed and row[2] >= stayed]
+        if len({at for *_, at in later}) < STAYS_FOR:
+            continue
+        found, said = spread([(one, step, stayed) for one, step, _ in later]), spread(later)
+        if found <= STAYS and said >= max(STRAYS, 2 * found):
+            fits[stayed] = found
+    if not fits:
+        return None
+    at = min(fits, key=lambda one: fits[one])
+    by = " or ".join(str(one) for one in sorted({min(fits), max(fits)}))
+    later = [row for row in rows if row[1] > at]
+    worst = max((one for one, *_ in later), key=lambda one: one.mean)
+    return error(
+        f"the engine's weights are no longer updated: they stay those of step {by}, although its weight version "
+        "advances",
+        worst.place,
+        shown(f"mean |trainer - rollout| over the distance of the weights from step {at}'s, largest over least",
+              fits[at], f"<= {STAYS:g}"),
+        shown("the same by the version that is named", spread(later), f"< {STRAYS:g}"),
+        shown("mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
+        shown("steps compared", len(later)),
+        cause="weight updates are acknowledged and not applied: a sync that fails silently, a process or replica that "
+        "still holds the old weights; samples are older than any limit on staleness or importance weight assumes",
+        next_step=worst.command,
+        steps=[one.step for one, *_ in later],
+    )  # fmt: skip
 
 
 def _of_other_versions(every: list[_StepGap]) -> Finding | None:

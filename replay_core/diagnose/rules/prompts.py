@@ -14,7 +14,7 @@ import numpy as np
 from replay_core import pages
 from replay_core.budget import stored_bytes
 from replay_core.diagnose.advantage_variants import in_groups, matching, tolerance
-from replay_core.diagnose.algorithm import GROUP_SIZE
+from replay_core.diagnose.algorithm import GROUP_SIZE, settings_of, stated_by
 from replay_core.diagnose.answers import answers_of, asked_of, members_of
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
@@ -156,12 +156,32 @@ def _in_order(turns: list[list[bytes]], by: int) -> bool:
     return all(turns[at] == turns[at - by] for at in range(by, len(turns)))
 
 
+#: Words for what is trained on.
+_DATA = regex(
+    r"(?:^|_)(?:data|dataset|train_data|prompts|num_prompts|train_size|train_samples|num_samples|prompt_data)(?:_|$)"
+)
+_SO_MANY = regex(r"\b(\d{1,9})(?: \w+)? (?:prompts|problems|questions|examples|samples|rows|items)\b")
+
+
+def _states_so_many(case: Case, count: int) -> bool:
+    """Whether the run states, as a number or in words, that its data are so many prompts."""
+    for name, values in settings_of(stated_by(case.run)).items():
+        if _DATA.search(name.lower()) is None or "batch" in name.lower():
+            continue
+        for value in values:
+            said = {int(one) for one in _SO_MANY.findall(value)} if isinstance(value, str) else {value}
+            if count in said:
+                return True
+    return False
+
+
 @rule("D43", "steps have the prompts of other steps", link="tokens", scope="case",
       source="a sampler that is never advanced, or seeded anew; a resume without the data loader's state")  # fmt: skip
 def same_prompts(case: Case) -> Finding | None:
     """The same set of prompts in every step, over 3 steps and more: worth knowing, since a run on one batch is a way to
     test a trainer, and nothing in a dump tells it from a loader that stands still; over 5 and more a warning, unless
-    each step has them in an order of its own: a small data set that is shuffled. A warning is a
+    each step has them in an order of its own (a small data set that is shuffled), or the run states a data set of as
+    many prompts. A warning is a
     set that 3 steps and more to the last have, after others. Sets that come again once in the same order, in 3 steps
     and more, before new ones or none, are worth knowing, and a warning where the run states that it shuffles: a small
     data set that it does not shuffle looks so, too. A warning where a cycle of several steps comes again twice and
@@ -209,13 +229,16 @@ def same_prompts(case: Case) -> Finding | None:
             "policy learns a few prompts by heart",
             steps=steps[at:],
         )  # fmt: skip
+    is_whole = every and _states_so_many(case, count)
     # One prompt alone may be drawn twice.
     if again < (LONG if count == 1 and not every else SAME) - (by == 1):
         return None
     if after if by == 1 else by < SAME or again > by or any(each in sets[:at] for each in after):
         return None
     return finding(
-        "warning" if (len(steps) >= LONG and not shuffled if every else by == 1 or shuffles) else "info",
+        "warning"
+        if (len(steps) >= LONG and not shuffled and not is_whole if every else by == 1 or shuffles)
+        else "info",
         f"every step has the same prompts ({count} of them, {len(steps)} steps)"
         + (", in an order of its own" if shuffled else "")
         if every
@@ -228,6 +251,8 @@ def same_prompts(case: Case) -> Finding | None:
         shown("prompts", count),
         cause="the data are one batch, shuffled again for each step: right where so few prompts are meant"
         if shuffled
+        else "the run states a data set of as many prompts: each step is a pass over all of it"
+        if is_whole
         else "the data loader is made or seeded anew in every step, or never advanced; or the data are one batch"
         if every
         else "the data loader stands still: an iterator that is made anew in every step, or an index that is not "

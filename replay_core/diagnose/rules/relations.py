@@ -176,7 +176,8 @@ def falls_back(log: RunLog) -> Finding | None:
             continue
         names = [one.name for one in with_it.values()]
         return warning(
-            f"the run starts again at step {step}: {', '.join(names)} fall back to where they began",
+            f"the run starts again at step {step}: {', '.join(names)} fall back to where they began: its "
+            "weights are the first ones again",
             series.of(series.points[at :]),
             *[
                 shown(f"{one.name}: before, after", f"{median(one.values[at - SIDE:at]):.4g}, "

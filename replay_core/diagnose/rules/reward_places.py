@@ -43,6 +43,8 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
     lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
     if lost_B.sum() < 2 or lost_B.sum() < 0.25 * heard_B.sum():
         return None
+    if not summed and (penalty := _unmasked_penalty(batch, name, lost_B, whole_B - inside_B)) is not None:
+        return penalty
     if summed and not _in_one_column(batch, name, lost_B):
         raise Skip("one advantage for all of a response: it is made of the row's sum")
     sample = int(np.flatnonzero(lost_B)[0])
@@ -58,6 +60,29 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
         cause="the score is put at the last position of the row instead of the response's last token: "
         + ("one advantage for a response is made of the row's sum and has it, anything made token by token has not"
            if summed else "returns and advantages never see it"),
+    )  # fmt: skip
+
+
+def _unmasked_penalty(batch: StepBatch, name: str, lost_B: Array, off_B: Array) -> Finding | None:
+    """Rewards off the tokens that are no scores: what a KL penalty took off there, whose padding was not masked."""
+    scores, scored_B = batch.columns.of("token_scores"), batch.summed("token_scores")
+    if name != "token_rewards" or scores is None or scored_B is None:
+        return None
+    counted_N = scores.said_N & given(batch.trained_N)
+    on_tokens_B = batch.flat.sum(np.where(counted_N, np.nan_to_num(scores.values_N), 0.0))
+    if (np.abs(scored_B - on_tokens_B) > 1e-5 * np.maximum(np.abs(scored_B), 1))[lost_B].any():
+        return None
+    sample = int(np.flatnonzero(lost_B)[0])
+    return error(
+        f"the KL penalty is not masked: in {share(int(lost_B.sum()), len(lost_B))} samples the token rewards hold a "
+        "penalty on tokens that do not count (padding), where no score is",
+        batch.laid.where(name, sample=sample),
+        shown("rewards off the tokens that count, of the first such sample", float(off_B[sample]), "0",
+              f"{name} of {batch.name}"),
+        shown("scores there", float(scored_B[sample] - on_tokens_B[sample]), "0"),
+        shown("samples", int(lost_B.sum()), "0"),
+        cause="rewards are scores less coefficient x KL, token by token, and the KL of padding is left in: returns "
+        "that run over the row from its end carry it into all tokens before",
     )  # fmt: skip
 
 

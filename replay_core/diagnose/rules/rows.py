@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 from msgspec import Struct
@@ -17,7 +18,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import odd_one, of_rows, whose
 from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
-from replay_core.diagnose.sheets import marked
+from replay_core.diagnose.sheets import Sheet, marked
 from replay_core.records import Record
 
 #: Samples that tell what is of all rows from what one odd row has.
@@ -278,28 +279,41 @@ def twice_or_never(batch: StepBatch) -> Finding | None:
     of_micros = [sheet for sheet in sheets if all(part.held.record.key.micro is not None for part in sheet.parts)]
     wholes = [sheet for sheet in sheets if all(part.held.record.key.micro is None for part in sheet.parts)]
     pairs = [
-        (whole, held) for whole in wholes for held in of_micros
-        if len(whole) == len(held) and len({part.held.record.key.epoch for part in held.parts}) == 1
-    ]  # fmt: skip
+        (whole, held) for whole in wholes for each in of_micros for held in _by_epoch(each) if len(whole) == len(held)
+    ]
     skip_if(not pairs, "needs the micro-batches of one epoch, as many rows as the batch")
     for whole, held in pairs:
         shared = [name for name in ("advantages", "group_id", "sample_id") if whole.refs(name) and held.refs(name)]
         due, had = Counter(marked(whole, shared)), Counter(marked(held, shared))
+        # The first epoch that tells stands for all: rows are drawn anew in each.
         never = sum(count for key, count in due.items() if not had[key])
         again = sum(count - due[key] for key, count in had.items() if due[key] and count >= 2 * due[key])
         if min(never, again) < SHARE * len(whole) or any(key not in due for key in had):
             continue
         often = max(count / due[key] for key, count in had.items())
+        drawn = len({count / due[key] for key, count in had.items()}) > 2
         return error(
-            f"{share(never, len(whole))} samples of the batch are in no mini-batch, and others are in it up to "
-            f"{often:.3g} times: the same mini-batch is trained on again",
+            f"{share(never, len(whole))} samples of the batch are in no mini-batch of an epoch, and others are in it "
+            f"up to {often:.3g} times: "
+            + ("rows are drawn with replacement" if drawn else "the same mini-batch is trained on again"),
             batch.laid.where("input_ids", sample=0),
             shown("samples that are never trained on", never, "0", held.parts[0].held.record.path.name),
             shown("rows that are there once more", again, "0"), shown("rows of the epoch", len(held)),
-            cause="the loop takes the first mini-batch every time (an index that is not moved, an iterator that is "
-            "made anew), or rows are drawn with replacement",
+            cause="the sampler of mini-batches draws each row anew (replacement=True, randint for a permutation), "
+            "where every epoch is to hold each row once"
+            if drawn
+            else "the loop takes the first mini-batch every time (an index that is not moved, an iterator that is "
+            "made anew)",
         )  # fmt: skip
     return None
+
+
+def _by_epoch(sheet: Sheet) -> Iterator[Sheet]:
+    """The samples of each of its epochs."""
+    epochs: dict[int | None, list[int]] = defaultdict(list)
+    for sample, (part, _) in enumerate(sheet.index):
+        epochs[sheet.parts[part].held.record.key.epoch].append(sample)
+    yield from (sheet.of(samples) for samples in epochs.values()) if len(epochs) > 1 else (sheet,)
 
 
 @rule("D88", "part of the batch is never trained on", link="masks", scope="case", lasts=True, explains=("D28",),

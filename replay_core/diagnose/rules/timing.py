@@ -29,14 +29,28 @@ _NEXT = "rldbg replay DUMP --compile inductor times compilation apart from stead
 
 
 def seconds(log: RunLog) -> Series | None:
-    """The time of a whole step in seconds, whatever unit it is logged in."""
+    """The time of a whole step in seconds, whatever unit it is logged in; of one that is called a total among its
+    phases, and is no less than any of them, that one's.
+    """
     if (series := log.get("step_seconds")) is not None:
         return series
     series = log.get("iter_ms")
     if series is None:
-        return None
+        return _total(log.all("phase_seconds"))
     points = tuple(Point(p.step, p.value / 1000, p.micro, p.rank, p.line, p.path) for p in series.points)
     return Series("step_seconds", series.name, series.framework, "", points)
+
+
+#: What the whole is called where it stands among its parts: timeperf/total, timing/step_total.
+_TOTAL = regex(r"(?i)(?:^|[/_.])(?:step_total|total_step|total)(?:_time)?$")
+
+
+def _total(phases: list[Series]) -> Series | None:
+    for series in phases:
+        others = [median(one.finite) for one in phases if one.name != series.name and one.finite]
+        if _TOTAL.search(series.name) and series.finite and others and median(series.finite) >= max(others):
+            return Series("step_seconds", series.name, series.framework, "", series.points)
+    return None
 
 
 @rule("D37", "a step takes far longer than the others", link="time", scope="signals",
@@ -51,13 +65,15 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     8 steps or more, and only where it lengthens the step by a quarter; worth knowing alone where such steps (3 and
     more) come as often as an evaluation. Counts, and the longest of many calls, are no phases. Steps that get 1.5 times
     and a second slower for good (the last quarter over the first half, a rise that chance does not explain) are a
-    warning, info where responses get longer by as much, or more batches are generated for each (dynamic sampling); so
+    warning, info where responses get longer by as much, or more batches are generated for each (dynamic sampling), or
+    where they take less than twice as long and several phases of work slow down alike, as on a busy machine; so
     is, where no time is logged, a throughput that falls by as much. The second iteration slower than the first, or both
     far slower than the rest, is the signature of compilation: info. The ranges of the GRPO notes are compared as info,
     and for the log of their own trainer. Where the rise is far beyond chance (z over 4) they may be as short as they
     like. A phase whose median takes a larger share of a step than it should is a warning: the synchronisation of
-    weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or
-    reference .6; worth knowing alone of what takes place in every second step or less, shared among all.
+    weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5 (no wait that is as long, to .15, as
+    the generation beside it: they take turns), log-probabilities of old policy or reference .6; worth knowing alone of
+    what takes place in every second step or less, shared among all.
     """
     whole = seconds(log)
     if whole is None:
@@ -65,7 +81,10 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     yield from _warm_up(log, whole)
     yield from _expected(log, whole)
     phases = [
-        series for series in [*log.all("phase_seconds"), *([whole] if whole else [])]
+        series for series in [
+            *(one for one in log.all("phase_seconds") if whole is None or one.name != whole.name),
+            *([whole] if whole else []),
+        ]
         if len(series.finite) >= trends.MIN_STEPS + trends.WARM_UP and not _NO_PHASE.search(series.name)
     ]  # fmt: skip
     if not phases:
@@ -117,9 +136,14 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         longer = after / before < more * (_by_length(length.finite[trends.WARM_UP :]) if length is not None else 1.0)
         yield finding(
             # Without a phase that grows from step to step it may be the node's or the tasks' doing.
-            "info" if longer or (grown is None and not _lies_above(last, values[: len(values) // 2])) else "warning",
+            "info"
+            if longer
+            or (grown is None and not _lies_above(last, values[: len(values) // 2]))
+            or (grown is not None and after < TWICE * before and _is_shared(grown, phases, before))
+            else "warning",
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
-            + (f": {grown.name} grows from step to step" if grown is not None else ""),
+            + (f": {grown.name} grows from step to step" if grown is not None else "")
+            + ("" if longer or length is None else _not_by(length)),
             whole.last.where(whole.name),
             shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source),
             cause="responses get longer" + (", or more of them are generated and left out" if more > 1.0 else "")
@@ -166,6 +190,49 @@ def _growing(phases: list[Series], by: float) -> Series | None:
     return None
 
 
+#: What a phase is called in which one waits for another.
+_WAITS = r"wait|idle|data_?load|dataloader"
+#: What is waited for, and by what share of it the wait may be longer or shorter than it.
+_GENERATES, _AS_LONG = regex(r"(?i)(?:^|[/_.])(?:rollout|gen|generat\w*)(?:_time|_seconds)?$"), 0.15
+
+
+def _takes_turns(wait: Series, phases: list[Series]) -> bool:
+    """Whether what is waited for is the whole of a generation that lies beside it, step by step: where the two take
+    turns (on one set of GPUs, or in step) that is how it is made; what overlaps is waited for less.
+    """
+    for series in phases:
+        told = {p.step: p.value for p in series.points if p.value > 0}
+        pairs = [(p.value, told[p.step]) for p in wait.points if p.step in told]
+        near = [a for a, b in pairs if abs(a - b) <= _AS_LONG * b]
+        if series.name != wait.name and _GENERATES.search(series.name) and pairs and len(near) >= 0.9 * len(pairs):
+            return True
+    return False
+
+
+#: Slower by less than this a busy machine may be; the part of one phase's growth that another's comes to where it is,
+#: and the share of a step that makes a phase one of work.
+TWICE, _ALIKE, _OF_WORK = 2.0, 0.6, 0.1
+
+
+def _is_shared(grown: Series, phases: list[Series], step: float) -> bool:
+    """Whether another phase of work, no wait for it, slows down with it: then it is the machine that does, and nothing
+    in the phase.
+    """
+
+    def growth(series: Series) -> float:
+        values = series.finite[trends.WARM_UP :]
+        return median(values[-(len(values) // 4) :]) / max(median(values[: len(values) // 2]), 1e-12) - 1
+
+    return any(
+        trends.rises(one.finite[trends.WARM_UP :]) and growth(one) >= _ALIKE * growth(grown)
+        for one in phases
+        if one.signal == "phase_seconds"
+        and one.name != grown.name
+        and median(one.finite) >= _OF_WORK * step
+        and not regex(_WAITS).search(one.name.lower())
+    )
+
+
 #: Share of a step that a phase may take before it is told: (words of its name, share, what it is, what it waits for).
 _LIMITS: tuple[tuple[str, float, str, str], ...] = (
     (r"(?:update|sync|transfer|broadcast)\w*weights?|weights?\w*(?:update|sync|transfer)|param\w*sync", 0.35,
@@ -174,7 +241,7 @@ _LIMITS: tuple[tuple[str, float, str, str], ...] = (
      "re-captures its graphs each time"),
     (r"reward|score|verif|judge", 0.5, "scoring the responses",
      "the reward function runs one response after the other, waits for a server or a sandbox, or for time-outs"),
-    (r"wait|idle|data_?load|dataloader", 0.5, "waiting for data or for another process",
+    (_WAITS, 0.5, "waiting for data or for another process",
      "generation and training are out of balance: one waits for the other"),
     (r"old_?log_?prob|ref(?:$|[_/])|ref_?log_?prob|compute_log_prob", 0.6, "log-probabilities of old policy or "
      "reference",
@@ -196,6 +263,8 @@ def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Findin
         for series in phases:
             if series.signal != "phase_seconds" or not regex(words).search(series.name.lower()):
                 continue
+            if words == _WAITS and _takes_turns(series, phases):
+                continue
             now = median(series.finite[trends.WARM_UP :]) * len(series.finite) / steps
             if typical > 0 and limit * typical < now <= 1.05 * typical:
                 every = steps / len(series.finite)
@@ -213,6 +282,15 @@ def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Findin
                     next_step="time it alone; rldbg diagnose shows the trends of all phases",
                 )
                 return
+
+
+def _not_by(length: Series) -> str:
+    """That the length of responses does not explain it, in words; empty where too few are logged."""
+    values = length.finite[trends.WARM_UP :]
+    if len(values) < trends.MIN_STEPS:
+        return ""
+    before, after = median(values[: len(values) // 2]), median(values[-(len(values) // 4) :])
+    return f", while the length of responses goes from {before:.3g} to {after:.3g} tokens: that does not explain it"
 
 
 def _by_length(values: list[float]) -> float:

@@ -27,7 +27,9 @@ from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
 
 #: Weights that are trained alone on purpose.
-ADAPTER = regex(r"lora|adapter|ia3|prompt_encoder|prefix|soft_prompt|bitfit|dora", re.IGNORECASE)
+ADAPTER = regex(
+    r"lora|adapter|ia3|prompt_encoder|prefix|soft_prompt|bitfit|dora|_proj\.[AB](?:\.weight)?$", re.IGNORECASE
+)
 #: Bytes of one step's weights that are read; larger ones are for `rldbg compare`.
 MOST = 1 << 28
 #: A warm-up of the critic is over by then.

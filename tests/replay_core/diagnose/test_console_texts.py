@@ -242,3 +242,23 @@ def test_a_notice_alone_is_read_and_told(line: str, tmp_path: Path) -> None:
 def test_every_notice_of_the_table_has_its_line() -> None:
     first = [next((at for at, each in enumerate(notices._TABLE) if each.pattern.search(line)), None) for line in LINES]
     assert sorted(set(first), key=str) == sorted(range(len(notices._TABLE)), key=str)
+
+
+_PREEMPTED = next(line for line in LINES if "is preempted by" in line)
+
+
+@pytest.mark.parametrize("line", [_PREEMPTED, next(one for one in LINES if "over 95% full" in one)])
+def test_what_a_run_meets_once_and_goes_on_after_is_worth_knowing(line: str, tmp_path: Path) -> None:
+    def severity(text: str) -> str:
+        return next(one.severity for one in diagnosed(tmp_path, text).findings if one.id == "L29")
+
+    steps = [{"reward": 0.3 + 0.02 * n % 0.4} for n in range(30)]
+    assert severity(trl(steps[:5]) + line + trl(steps[5:], first=6)) == "info"
+    assert severity(trl(steps) + line) == "warning"
+    assert severity(trl(steps[:5]) + line * 9 + trl(steps[5:], first=6)) == "warning"
+
+
+def test_an_engine_says_how_often_it_has_preempted(tmp_path: Path) -> None:
+    line = _PREEMPTED.rstrip() + " total_num_cumulative_preemption=51\n"
+    found = diagnosed(tmp_path, trl([{}] * 5) + line + trl([{}] * 25, first=6)).findings
+    assert next(one.severity for one in found if one.id == "L29") == "warning"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from tests.replay_core.diagnose.logs import diagnosed, only, trl
+from tests.replay_core.diagnose.logs import diagnosed, only, trl, verl
 
 _HEAD = "Traceback (most recent call last):\n"
 _SCRIPT = '  File "/home/u/job/train.py", line {line}, in {name}\n    {code}\n'
@@ -102,3 +103,61 @@ def test_a_process_that_holds_what_torch_allocated_and_a_little_more_is_this_one
 def test_pools_that_the_allocator_names_are_no_warm_up_of_an_engine(tmp_path: Path) -> None:
     found = only(diagnosed(tmp_path, trl([{}] * 4) + _OOM), "D36")
     assert "engine" not in found.cause
+
+
+def _preempted(reached: tuple[int, ...], restarts: tuple[int, ...]) -> str:
+    """Starts of one job, each from a step to another, at which a scheduler takes its machine away."""
+    draw, text = random.Random(1), ""
+    for first, last in zip(restarts, reached, strict=True):
+        steps = [{"critic/score/mean": 0.3 + 0.3 * draw.random()} for _ in range(first, last + 1)]
+        text += "2026-11-20 08:01:02,114\tINFO worker.py:1821 -- Started a local Ray instance.\n" + verl(steps, first)
+        text += (
+            "slurmstepd: error: *** JOB 88 ON n1 CANCELLED AT 2026-11-17T06:39:57 DUE TO PREEMPTION ***\n" + "\n" * 20
+        )
+    return text
+
+
+def test_a_run_that_is_ended_again_and_again_and_repeats_its_steps_makes_no_progress(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, _preempted((57, 54, 58, 52), (1, 41, 41, 41))).findings[0]
+    assert (found.id, found.severity) == ("L06", "error")
+    assert "makes no progress: it was ended 4 times from outside, after steps 57, 54, 58, 52" in found.claim
+    assert "starts again at step 41" in found.claim
+    assert "never comes past step 58" in found.claim
+
+
+def test_a_run_that_is_ended_and_goes_on_makes_progress(tmp_path: Path) -> None:
+    for reached, restarts in (((57, 95, 131, 170), (1, 41, 81, 121)), ((57, 54), (1, 41))):
+        found = diagnosed(tmp_path, _preempted(reached, restarts)).findings[0]
+        assert "no progress" not in found.claim
+
+
+def test_another_threads_exception_and_a_peer_that_is_gone_are_consequences(tmp_path: Path) -> None:
+    logged = "(AReaL) 20261107-09:45:22.118 Executor ERROR: Rollout task failed with exception:\n"
+    files = logged + _raised("OSError: [Errno 24] Too many open files: '/a/qid-1.txt'", name="_run_task")
+    for after in (
+        "RuntimeError: Rollout thread encountered exception",
+        "requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('Remote end closed "
+        "connection without response'))",
+    ):
+        found = diagnosed(tmp_path, trl([{}] * 3) + files + _raised(after)).findings[0]
+        assert "Too many open files" in found.claim
+        alone = diagnosed(tmp_path, trl([{}] * 3) + _raised(after)).findings[0]
+        assert (alone.id, alone.severity) == ("L06", "error")
+
+
+def test_an_assertion_on_two_sizes_under_a_weight_loader_says_that_weights_do_not_fit(tmp_path: Path) -> None:
+    text = (
+        "(SGLangEngine pid=9) [2026-11-12 20:10:34 TP2] Scheduler hit an exception: " + _HEAD
+        + '  File "/sglang/srt/managers/mixin.py", line 71, in update_weights_from_tensor\n    worker.update(request)\n'
+        + '  File "/sglang/srt/layers/linear.py", line 269, in weight_loader\n'
+        "    assert param.size() == loaded_weight.size()\nAssertionError\n"
+    ).replace("\n  ", "\n(SGLangEngine pid=9)   ").replace("\nAssert", "\n(SGLangEngine pid=9) Assert")  # fmt: skip
+    gone = "requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('closed'))"
+    claim = diagnosed(tmp_path, trl([{}] * 3) + text + _raised(gone)).findings[0].claim
+    assert "the trainer's weights do not fit the engine's" in claim
+    assert "assert param.size() == loaded_weight.size()" in claim
+
+
+def test_a_reward_server_that_gives_no_answer_is_named(tmp_path: Path) -> None:
+    text = _raised("Exception: Request error for 5 times, returning None. Please check the API server.")
+    assert "the reward server" in diagnosed(tmp_path, trl([{}] * 3) + text).findings[0].claim

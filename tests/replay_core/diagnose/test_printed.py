@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_core.diagnose.printed import decimals, untold
-from tests.replay_core.diagnose.logs import diagnosed, diagnosed_path, worrying
+from replay_core.diagnose.printed import decimals, is_rounding_of, untold
+from tests.replay_core.diagnose.logs import diagnosed, diagnosed_path, part_of, worrying
 
 
 def _healthy(step: int, noise: random.Random) -> dict[str, float]:
@@ -94,3 +94,40 @@ def test_what_is_large_is_judged_however_it_is_printed() -> None:
 def test_a_rate_of_few_decimals_is_not_called_0(tmp_path: Path, printed: str, told: bool) -> None:
     line = f"step:5 - actor/kl_loss:0.071 - actor/ppo_kl:0.002 - actor/pg_loss:0.013 - actor/lr:{printed}\n"
     assert ("D14" in [one.id for one in worrying(diagnosed(tmp_path, line))]) is told
+
+
+def _table(step: int, rate: str, exact: str = "") -> str:
+    """SkyRL's table of a step, four decimals of everything, behind a line that may print all of them."""
+    loss, norm = -0.02 + 0.00137 * (step + 1e-3), 0.1 + 0.01 * (step % 7)
+    line = f"(e pid=7) trainer:497 - {{'policy_loss': {loss}, {exact}'raw_grad_norm': {norm}}}\n"
+    return line + (
+        f"(e pid=7) Step {step}: \n(e pid=7) {{'reward/avg_raw_reward': '{0.3 + 0.01 * step:.4f}',\n"
+        f"(e pid=7)  'policy/policy_loss': '{loss:.4f}',\n(e pid=7)  'policy/policy_lr': '{rate}',\n"
+        f"(e pid=7)  'trainer/global_step': {step}}}\n"
+    )
+
+
+@pytest.mark.parametrize("exact", ["", "'policy_lr': 2.4e-06, "])
+def test_a_rate_of_a_table_of_four_decimals_is_no_0(exact: str, tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "".join(_table(step, "0.0000", exact) for step in range(1, 21)))
+    assert worrying(found) == []
+
+
+def test_a_rate_that_is_0_beside_it_is_told(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "".join(_table(step, "0.0000", "'policy_lr': 0.0, ") for step in range(1, 21)))
+    assert [one.id for one in worrying(found)] == ["L07"]
+
+
+def test_of_two_printings_of_one_quantity_the_more_exact_one_is_kept(tmp_path: Path) -> None:
+    log = part_of(tmp_path, "".join(_table(step, "0.0000") for step in range(1, 21)))
+    assert [one.name for one in log.all("pg_loss")] == ["policy_loss"]
+    assert [point.step for point in log.all("reward")[0].points] == list(range(1, 21))
+    assert not log.is_counted
+
+
+def test_another_quantity_is_no_rounding() -> None:
+    exact = {(n, None, None): 0.123456 + n for n in range(9)}
+    assert is_rounding_of({at: round(value, 3) for at, value in exact.items()}, exact, 3)
+    assert not is_rounding_of({at: round(value, 3) + 0.001 for at, value in exact.items()}, exact, 3)
+    assert not is_rounding_of(exact, exact, 3)
+    assert not is_rounding_of({(0, None, None): 0.123}, exact, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from pathlib import Path
 
@@ -168,3 +169,28 @@ def test_a_leap_in_a_long_series_is_found_in_little_time(at: int) -> None:
     assert time.process_time() - began < 2.5
     assert leap is not None
     assert leap.at.step == at
+
+
+def test_a_reward_that_falls_from_the_first_step_on_suspects_a_sign(tmp_path: Path) -> None:
+    draw = random.Random(6)
+
+    def run(falls_from: int) -> list[dict[str, float]]:
+        return [{"critic/score/mean": 0.5 - 0.012 * max(0, n - falls_from) + draw.random() / 12} for n in range(40)]
+
+    found = only(diagnosed(tmp_path, verl(run(0))), "L08")
+    assert "from the first steps on" in found.claim
+    assert "wrong sign" in found.cause
+    assert "from the first steps on" not in only(diagnosed(tmp_path, verl(run(18))), "L08").claim
+
+
+@pytest.mark.parametrize(("bound", "words"), [(1.0, "the loss is a sum"), (1e-6, "max_grad_norm is far too small")])
+def test_gradients_far_above_an_ordinary_bound_are_of_a_sum(bound: float, words: str, tmp_path: Path) -> None:
+    text = f"max_grad_norm: {bound}\n" + trl([{"grad_norm": 130.0 + n} for n in range(12)])
+    found = only(diagnosed(tmp_path, text), "L15")
+    assert words in found.cause
+
+
+@pytest.mark.parametrize(("rate", "severity"), [(1.1e-6, "info"), (2e-6, "warning")])
+def test_a_rate_that_is_off_by_little_is_worth_knowing(rate: float, severity: str, tmp_path: Path) -> None:
+    text = "learning_rate: 1.0e-06\n" + trl([{"learning_rate": rate}] * 12)
+    assert only(diagnosed(tmp_path, text), "D124").severity == severity

@@ -39,6 +39,16 @@ FAULTS = [
         "D12",
         "samples are older than their weight version says, by 2",
     ),
+    (
+        Recipe("stays", lr=1e-2, versions=True, checkpoints=True, size=10, groups=8, steps=10, seed=3),
+        "D12",
+        "they stay those of step",
+    ),
+    (
+        Recipe("stays", lr=1e-2, versions=True, checkpoints=True, size=10, groups=8, steps=9, weighed="token"),
+        "D12",
+        "they stay those of step",
+    ),
     (Recipe("swapped", lr=6e-2, groups=12, limit=8), "D09", "on the first 3 tokens of responses"),
     (Recipe("refreshed", kl=0.05, lr=1e-2), "D55", "the reference is the policy of the step before"),
     (Recipe("cast", parts=True, schooled=True), "D104", "each is its sum, cut off, from step 1 on"),

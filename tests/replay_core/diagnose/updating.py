@@ -157,6 +157,8 @@ def _engine(recipe: Recipe, net: Net, past: list[Net]) -> tuple[Net, Net]:
                 mine.copy_(2 * mine - first)
     if recipe.fault == "two-late" or recipe.weighed == "token":
         engine = copy.deepcopy(past[max(len(past) - 3, 0)])
+    if recipe.fault == "stays":
+        engine = copy.deepcopy(past[min(1, len(past) - 1)])
     if recipe.fault in _BEHIND:
         engine = copy.deepcopy(past[max(len(past) - 1 - _BEHIND[recipe.fault], 0)])
     begins = copy.deepcopy(past[max(len(past) - 2, 0)]) if recipe.fault == "swapped" else engine
@@ -336,7 +338,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
         if fault == "cut-paid" and step:
             rewards = torch.where(cut, torch.ones_like(rewards), rewards)
         if recipe.versions:
-            more["weight_version"] = torch.full((B,), max(step - (fault in _BEHIND), 0))
+            more["weight_version"] = torch.full((B,), max(step - (fault in _BEHIND or fault == "stays"), 0))
         each = rewards.view(-1, recipe.size)
         per = ((each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-4)).reshape(-1)
         if fault == "neighbours-mean":

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay_core.dumps import open_run
-from replay_core.dumps.console_lines import console_line, epoch_line
+from replay_core.dumps.console_lines import console_line, epoch_line, source_line
 
 FORMS = (
     "iter 3: loss 0.5, reward 0.25, kl 1e-3",
@@ -44,6 +44,27 @@ def test_names_of_several_words_units_thousands_and_what_is_no_number_are_read()
     assert values == pytest.approx(
         {"Grad Norm": math.nan, "Mean reward": -0.5, "time": 5.3, "tokens": 1234567.0}, nan_ok=True
     )
+
+
+def test_a_share_in_hundredths_is_a_share_unless_its_name_says_so() -> None:
+    line = "SUCCESS Step 7 |   52s | Reward 0.25 | Truncation 8.3% | Error 0.0 % | clip_pct: 12%"
+    assert console_line(line) == (
+        7, pytest.approx({"Reward": 0.25, "Truncation": 0.083, "Error": 0.0, "clip_pct": 12.0}))  # fmt: skip
+    assert console_line("step=7 loss=0.5 cut=12.5%, lr=1e-6") == (
+        7,
+        pytest.approx({"loss": 0.5, "cut": 0.125, "lr": 1e-6}),
+    )
+
+
+def test_what_one_environment_has_of_a_step_is_named_after_it(tmp_path: Path) -> None:
+    line = "\t\t ╰─ i3-math | Ratio 29.2% | Reward 0.35 | Turns 1.0"
+    assert source_line(line) == pytest.approx({"i3-math/Ratio": 0.292, "i3-math/Reward": 0.35, "i3-math/Turns": 1.0})
+    assert source_line("  ╰─ saved | 3 files | 12%") == {}
+    log = tmp_path / "run.log"
+    log.write_text(f"10:02:48 SUCCESS Step 7 | 49s | Reward 0.25\n{line}\n")
+    (record,) = open_run(log).records
+    assert record.key.step == 7
+    assert {"Reward", "i3-math/Reward"} <= {ref.name for ref in record.tensors()}
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,16 @@ def test_parameters_and_gradients_by_name(policy: Any, tmp_path: Path) -> None:
     assert len(gradient) == 5
 
 
+def test_gradients_and_parameters_have_an_epoch_and_a_mini_batch_as_other_records_have(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 1)
+    model(torch.ones(2, 3)).sum().backward()
+    with Recorder(tmp_path).step(0) as record:
+        record.gradients(model, micro=1, epoch=2, minibatch=0, grad_norm=1.0)
+        record.params(model, micro=1, epoch=2, minibatch=0, role="critic")
+    keys = [(one.key.stage, one.key.role, one.key.epoch, one.key.minibatch) for one in open_run(tmp_path).records]
+    assert sorted(keys) == [("gradient", "actor", 2, 0), ("param", "critic", 2, 0)]
+
+
 def test_gradients_are_caught_as_they_accumulate(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 1, bias=False)
     with Recorder(tmp_path).step(0) as record:
