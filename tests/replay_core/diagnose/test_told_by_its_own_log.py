@@ -145,8 +145,17 @@ def test_a_kl_that_grows_as_the_reward_falls_is_named_beside_it(tmp_path: Path) 
     rng = random.Random(3)
 
     def steps(kl: float) -> str:
-        return trl([{"reward": 0.5 - max(0, n - 12) / 50 + rng.gauss(0, 0.01), "kl": kl * n, "rewards/accuracy/mean": None,
-                     "grad_norm": 0.3 + rng.random() / 10} for n in range(30)])  # fmt: skip
+        return trl(
+            [
+                {
+                    "reward": 0.5 - max(0, n - 12) / 50 + rng.gauss(0, 0.01),
+                    "kl": kl * n,
+                    "rewards/accuracy/mean": None,
+                    "grad_norm": 0.3 + rng.random() / 10,
+                }
+                for n in range(30)
+            ]
+        )
 
     assert "kl grows from 0.03 to 0.73 with it" in only(diagnosed(tmp_path, steps(0.03)), "L08").claim
     assert "nothing that is logged beside it" in only(diagnosed(tmp_path, steps(0.002)), "L08").claim
