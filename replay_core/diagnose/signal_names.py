@@ -442,7 +442,7 @@ _OPTIMIZERS = _words("adam adamw sgd muon group group0 pg0 pg1 0")
 def _by_its_words(words: frozenset[str]) -> str | None:
     """The signal of a name whose words leave no doubt, in whatever order they stand."""
     # `zero_std_groups` is a number of groups, `zero_std_groups_frac` a share.
-    counts = words & {"num", "count", "n"} or (words & {"groups", "prompts"} and not words & _PARTS_OF)
+    counts = words & {"num", "count", "n"} or ({"groups", "zero"} <= words and not words & _PARTS_OF)
     # Groups all of whose rewards are 0 are not all that have no spread: those that are all right have none either.
     all_wrong = {"all", "zero"} <= words and words & _SPREADS <= {"reward"}
     if words & _GROUPS and words & _NONE and words & _SPREADS and not (counts or all_wrong):
