@@ -277,6 +277,7 @@ class Batch:
             fits = mask is not None and mask.shape == ref.shape
             self.padding_known &= fits
             masks.append(mask != 0 if mask is not None and fits else np.ones(ref.shape, bool))
+        masks[1] = _with_left_out(masks[1], responses)
         self.count = prompts.shape[0]
         layout = TokenLayout.padded(np.concatenate(masks, axis=1))
         return replace(layout, response_width=responses.shape[1])
@@ -740,6 +741,23 @@ class Batch:
         other._known = {}
         other.padding_known = True
         return other
+
+
+def _with_left_out(mask_BR: Bools, responses: TensorRef) -> Bools:
+    """Which slots of responses hold a token, where the masks of some are emptied (TRL, `mask_truncated_completions`):
+    such a response ends before what other rows are padded with.
+    """
+    empty_B = ~mask_BR.any(1)
+    if not empty_B.any() or empty_B.all() or not responses.is_readable:
+        return mask_BR
+    ids_BR = pages.array(responses)
+    padding = ids_BR[~empty_B][~mask_BR[~empty_B]]
+    if padding.size and (padding != padding[0]).any():
+        return mask_BR
+    there_BR = ids_BR != padding[0] if padding.size else np.ones(mask_BR.shape, bool)
+    # What a row holds before its last token is a token, whatever its number.
+    there_BR = np.flip(np.maximum.accumulate(np.flip(there_BR, 1), 1), 1)
+    return np.asarray(np.where(empty_B[:, None], there_BR, mask_BR), bool)
 
 
 def batch_of(record: Record, fields: Sequence[TensorRef]) -> tuple[Batch | None, str | None]:
