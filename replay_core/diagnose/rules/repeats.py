@@ -12,7 +12,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import keys_of
-from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE
 from replay_core.diagnose.signals import Point, RunLog, Series
 
@@ -98,6 +98,52 @@ def _found(log: RunLog, since: Point, steps: int, what: str, series: Series) -> 
 SHARE, STEPS = 0.9, 2
 
 
+#: Samples of a group, and different ones, that come again as no chance has it; the steps that show it.
+_GROUP, _DIFFERENT, _STEPS = 4, 3, 3
+#: Words for a buffer whose samples are meant to be used again.
+_REUSES = ("replay_buffer", "replay_buffer_size", "sample_reuse", "reuse", "experience_replay", "reuse_samples")
+
+
+class _Part:
+    """Groups whose samples are all those of an earlier step."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.groups = self.samples = self.every = 0
+        self.where: Where | None = None
+        self.is_meant = False
+
+    def take(self, batch: StepBatch, again: list[bytes | None]) -> None:
+        """again: of each sample that was there before, its key."""
+        group_B = given(batch.group_B)
+        self.is_meant = self.is_meant or any(batch.laid.algorithm.value(name) for name in _REUSES)
+        self.every += len(again)
+        groups = 0
+        for group in np.unique(group_B):
+            keys = [again[at] for at in np.flatnonzero(group_B == group)]
+            if len(keys) >= _GROUP and None not in keys and len(set(keys)) >= _DIFFERENT:
+                groups, self.samples = groups + 1, self.samples + len(keys)
+                self.where = self.where or batch.laid.where("rollout_logprobs", sample=group_B == group)
+        if groups and batch.step is not None:
+            self.steps.append(batch.step)
+            self.groups += groups
+
+    def told(self, looked: int) -> Finding | None:
+        if len(self.steps) < _STEPS or 2 * len(self.steps) < looked - 1 or self.is_meant:
+            return None
+        return warning(
+            f"{self.groups} groups of samples are trained on again in a later step: {share(self.samples, self.every)} "
+            "samples have an earlier one's tokens and engine's log-probabilities, bit for bit",
+            self.where,
+            shown("groups that come again", self.groups, "0"),
+            shown("steps that hold such", share(len(self.steps), looked)),
+            cause="what was consumed stays in the rollout buffer (or a queue hands it out twice): these samples count "
+            "twice, the second time as older ones",
+            next_step="take consumed groups out of the buffer before it is filled again",
+            steps=self.steps,
+        )
+
+
 @rule("D75", "samples of an earlier step come again", link="tokens", scope="case", lasts=True,
       explains=("D09", "D12", "D31", "D43", "D56", "L17"),
       source="a rollout buffer, queue or file that is not advanced; old log-probabilities are of the policy that "
@@ -108,7 +154,11 @@ def trained_on_again(case: Case) -> Finding | None:
     more of a run that has 2 of new samples, else a warning; worth knowing in a run that states that its samples are
     older. Later passes over one rollout (TRL's num_iterations, mini-batches that count as steps) keep their old
     log-probabilities and are none.
+
+    A warning, too, where whole groups of 4 samples and more, of 3 different ones and more, come again so in half of the
+    steps and in 3 and more, unless the run states that it uses samples again.
     """
+    part = _Part()
     seen: dict[bytes, tuple[int, bytes]] = {}
     found: list[tuple[int, int, int, int]] = []
     where: Where | None = None
@@ -124,6 +174,8 @@ def trained_on_again(case: Case) -> Finding | None:
             seen[key][0] for key, now in zip(drawn, taken, strict=True)
             if key is not None and now is not None and key in seen and seen[key][0] < batch.step and seen[key][1] != now
         ]  # fmt: skip
+        if batch.group_B is not None:
+            part.take(batch, [key if key in seen and seen[key][0] < batch.step else None for key in drawn])
         for key, now in zip(drawn, taken, strict=True):
             if key is not None and now is not None:
                 seen.setdefault(key, (batch.step, now))
@@ -134,7 +186,7 @@ def trained_on_again(case: Case) -> Finding | None:
             off_policy = off_policy or batch.laid.algorithm.is_off_policy
     skip_if(looked < 2, "needs tokens, rollout and old log-probabilities of 2 steps")
     if not found:
-        return None
+        return part.told(looked)
     steps = sorted({step for step, *_ in found})
     _, origin, again, known = found[0]
     return finding(
