@@ -38,6 +38,20 @@ def test_a_shard_of_a_weight_that_all_ranks_have_whole():
     assert (fault.kind, fault.ranks, fault.factor) == ("another rate", (1,), pytest.approx(3.0, rel=1e-3))
 
 
+@pytest.mark.parametrize(("decay", "said"), [(0.002, "0.002 of the weight itself, less towards 0"),
+                                             (-0.003, "0.003 of the weight itself, more towards 0")])  # fmt: skip
+@pytest.mark.parametrize("gradient_is_off", [False, None])
+def test_a_decay_that_is_another_is_told_by_the_weight_itself(
+    decay: float, said: str, gradient_is_off: bool | None
+) -> None:
+    fault = asked([step + decay * was for step, was in zip(STEP.chunk(2), WEIGHT.chunk(2), strict=True)],
+                  gradient_is_off=gradient_is_off)  # fmt: skip
+    assert fault is not None
+    assert (fault.kind, fault.ranks) == ("weight decay", (0, 1))
+    assert said in fault.sentence
+    assert ("or is not applied" in fault.sentence) is (decay > 0)
+
+
 def test_another_state_is_said_only_where_the_gradient_is_known_and_agrees():
     made = OTHER.chunk(2)
     fault = asked(made)
