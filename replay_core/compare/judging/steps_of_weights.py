@@ -24,6 +24,8 @@ _RIGHT = 0.02
 #: each by a whole step: what its state is they do not tell.
 _MOST_NOISE = 1e-3
 _MOST, _FEWEST = 1 << 22, 4
+#: Weights vary by this part of their norm, where what is off is said to be a part of them.
+_VARIES = 0.3
 
 
 class Before(Struct, frozen=True):
@@ -172,7 +174,8 @@ def _told(
 def _decay(off: Array, was: Array) -> float | None:
     """How many times the weight a step is off, where it is so by one number."""
     size = float(np.square(was).sum())
-    if not size or was.size < _FEWEST:
+    # One number may be added to weights that are all alike (a norm's) for any reason.
+    if not size or was.size < _FEWEST or np.linalg.norm(was - was.mean()) <= _VARIES * size**0.5:
         return None
     times = float((off * was).sum()) / size
     return times if times and np.linalg.norm(off - times * was) <= _LEFT * np.linalg.norm(off) else None
