@@ -422,6 +422,11 @@ def is_routed(name: str) -> bool:
     return is_module_tensor(name) and _EXPERTS.search(module_of(name)) is not None
 
 
+def is_of_experts(name: str) -> bool:
+    """Whether the name is a tensor inside a layer of experts, or one of all its experts in one."""
+    return is_module_tensor(name) and _EXPERTS.search(f"{module_of(name)}.") is not None
+
+
 #: Parts of a model in the order in which a forward calls them: siblings are held against each other, words of one line
 #: are words for one thing. A part that is not here comes where the blank line is.
 _CALLED = """

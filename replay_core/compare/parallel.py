@@ -90,7 +90,7 @@ def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict], again: Se
             found.faults.insert(0, Found(twice, first.name, first.key.step, 1))
         for told in (
             stages_back.went_back_otherwise, stages_back.went_back_in_parts, stages_back.left_out_of_the_loss,
-            stages_back.lost_beside_its_siblings,
+            stages_back.lost_at_a_router, stages_back.lost_beside_its_siblings,
         ):  # fmt: skip
             if not found.faults and (back := told(rows)) is not None:
                 fault, first, count = back

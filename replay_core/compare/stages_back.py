@@ -227,6 +227,45 @@ def left_out_of_the_loss(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVe
     )  # fmt: skip
 
 
+def lost_at_a_router(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdict, int] | None:
+    """The router whose gradient is the first that is off, while those of its experts agree; with its row, and how many
+    gradients are off.
+
+    Experts that are right were handed back what they are due, so that what is off comes back through the weights by
+    which their outputs are added, or from a loss of the router's own.
+
+    rows: in order of computation, those that agree too.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or not _is_of_a_stage(first) or len(_ranks(first)) < 2 or not _ROUTER.search(first.name):
+        return None
+    own = [row for row in rows if row.key.step == first.key.step]
+    if any(row.verdict.diverges and not _is_of_the_backward(row) and row.name != "grad_norm" for row in own):
+        return None
+    gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
+    router = first.name.removeprefix("grad.").removesuffix(".weight")
+    around = router.rpartition(".")[0]
+    experts = [row for row in gradients if row.name.startswith(f"grad.{around}.") and "experts" in row.name]
+    behind = gradients[: gradients.index(first)]
+    before = [row for row in gradients[len(behind) + 1 :] if row not in experts]
+    lost = [row for row in before if row.verdict.diverges]
+    if len(experts) < _FEWEST_BESIDE or any(row.verdict.diverges for row in experts) or not behind:
+        return None
+    if len(lost) < _MOSTLY * len(before):
+        return None
+    ranks = _ranks(first)
+    return (
+        Fault(
+            "router's gradient", ranks,
+            f"the gradient of {router} is the first that is off, while those of its experts and of all behind it "
+            f"agree, and so does the forward: on {whose(ranks)} what comes back to the router through the weights that "
+            "experts' outputs are added by is not all of it (weights or probabilities that travel to other ranks' "
+            "experts, or are gathered, without a gradient), or a loss of the router's own weighs otherwise",
+        ),
+        first, 1 + len(lost),
+    )  # fmt: skip
+
+
 def layers_of_several_stages(rows: Sequence[TensorVerdict]) -> Fault | None:
     """Layers of the first step that diverges which two stages of a pipeline have, of which all others are on one."""
     first = next((row for row in rows if row.verdict.diverges), None)

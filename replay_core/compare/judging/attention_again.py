@@ -8,7 +8,8 @@ one thing went wrong; only what makes the rank's own output is said.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -29,10 +30,12 @@ from replay_core.compare.judging.attention_made import (
     made,
     normal,
     scores,
+    short,
     straight,
 )
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
+from replay_core.compare.judging.solving import solved
 from replay_core.compare.pairing.ranks import HeldByRanks
 from replay_core.records import TensorRef
 
@@ -97,39 +100,32 @@ def of_seen_keys(
     cut, pattern = fit
     of_tokens = [one for one in earlier if one.stretches == held.stretches and one.ranks == held.ranks]
     before = list(given.of_layers_before(of_tokens, sample, cut))
+    asked = {
+        rank: _OfRank(cut, rows, normal(cut, rows, pattern.starts), off_BSO[rank][sample][:, some], pattern.begin)
+        for rank, rows in zip(held.ranks, own, strict=True) if rank in off_BSO
+    }  # fmt: skip
     #: By kind: what each rank's tokens say of it.
     found: dict[str, dict[int, tuple[float, str]]] = {}
-    asked: list[int] = []
-    for rank, rows in zip(held.ranks, own, strict=True):
-        if rank not in off_BSO:
+    for number, (rank, of_rank) in enumerate(asked.items()):
+        if not of_rank.is_off:
             continue
-        usual = normal(cut, rows, pattern.starts)
-        off_QC = off_BSO[rank][sample][:, some]
-        asked.append(rank)
-        every = np.flatnonzero(rows >= pattern.begin)
-        if not every.size or not off_QC[every].any():
-            continue
-        few = np.sort(every[np.argsort(-np.linalg.norm(off_QC[every], axis=1), kind="stable")[:_FEW]])
-        left_of = [_LeftUnexplained(cut, rows[those], usual, those, off_QC[those]) for those in (few, every)]
-        apart = _own_documents(cut, rows, usual, pattern.starts)
         for kind, said, wrong in (
-            *_tried(cut, held, own, rows, usual),
-            *_of_stale(before, held, own, rows, usual),
-            *apart,
+            *_tried(cut, held, own, of_rank.rows, of_rank.usual),
+            *_of_stale(before, held, own, of_rank.rows, of_rank.usual),
+            *_own_documents(cut, own, of_rank.rows, of_rank.usual, pattern.starts),
         ):
-            if kind not in found and len(asked) > 1:
+            if kind not in found and number:
                 continue  # nothing that every rank has
-            if left_of[0](wrong) > min(2 * CLEARLY * most_left, _LITTLE):
-                continue
-            left = left_of[1](wrong)
+            left = of_rank.left(wrong, CLEARLY * most_left)
             if left < found.setdefault(kind, {}).get(rank, (CLEARLY * most_left, ""))[0]:
                 found[kind][rank] = left, said
         found = {kind: by for kind, by in found.items() if rank in by}
         if not found:
-            return None
+            target_SC = given.target(there_BSO[sample], length)
+            return _of_a_rank_turned_otherwise(what, cut, held.ranks, own, asked, target_SC, most_left)
     # Another kind may explain it nearly as well, of a few ranks' tokens: then neither is said.
     worst = sorted((max(left for left, _ in by.values()), kind) for kind, by in found.items())
-    if worst[0][0] > most_left or (len(worst) > 1 and worst[1][0] < CLEARLY * worst[0][0]):
+    if not worst or worst[0][0] > most_left or (len(worst) > 1 and worst[1][0] < CLEARLY * worst[0][0]):
         return None
     kind = worst[0][1]
     said_of = {rank: said for rank, (_, said) in found[kind].items()}
@@ -215,12 +211,47 @@ class _LeftUnexplained:
         self._right_QC = made(cut, rows, cut.heads, own, self._scores_HQS)
 
     def __call__(self, wrong: How) -> float:
-        is_as_before = wrong.at_q is self._at and wrong.times == 1 and wrong.instead is None
+        is_as_before = wrong.at_q is self._at and wrong.times == 1 and wrong.instead is None and wrong.bases is None
         known = self._scores_HQS if is_as_before else None
         own = replace(wrong, sees_QS=wrong.sees_QS[self._some])
         again_QC = made(self._cut, self._rows, self._cut.heads, own, known)
         left = np.linalg.norm(self._off_QC - (again_QC - self._right_QC))
         return float(left / np.linalg.norm(self._off_QC))
+
+
+class _OfRank:
+    """A rank's tokens, what attention makes of them as it should, and what is left of their difference by what went
+    wrong: asked of a few before it is asked of all.
+    """
+
+    def __init__(self, cut: CutHeads, rows: Ints, usual: How, off_QC: Array, begin: int) -> None:
+        """begin: the first token that sees itself alone; those before it are padding."""
+        self.rows, self.usual, self._off_QC, self._begin = rows, usual, off_QC, begin
+        every = np.flatnonzero(rows >= begin)
+        self._of: tuple[_LeftUnexplained, _LeftUnexplained] | None = None
+        if every.size and off_QC[every].any():
+            few = np.sort(every[np.argsort(-np.linalg.norm(off_QC[every], axis=1), kind="stable")[:_FEW]])
+            of_few, of_every = (
+                _LeftUnexplained(cut, rows[those], usual, those, off_QC[those]) for those in (few, every)
+            )
+            self._of = of_few, of_every
+
+    @property
+    def is_off(self) -> bool:
+        return self._of is not None
+
+    def of_base(self, cut: CutHeads, base: float) -> _OfRank:
+        """The same tokens where all are turned by this base as they should."""
+        return _OfRank(
+            replace(cut, base=base), self.rows, replace(self.usual, base=base), self._off_QC, self._begin
+        )  # fmt: skip
+
+    def left(self, wrong: How, most: float) -> float:
+        """What is left of all, where a few leave little; of these otherwise, which is more than `most`."""
+        assert self._of is not None
+        of_few, of_every = self._of
+        left = of_few(wrong)
+        return np.inf if left > min(2 * most, _LITTLE) else of_every(wrong)
 
 
 def _tried(
@@ -299,17 +330,93 @@ def _tried(
             yield "merged", f"where the {words} outputs are {weighed}", replace(usual, chunks=chunks, merged=merged)
 
 
-def _own_documents(cut: CutHeads, rows: Ints, usual: How, starts: Ints) -> Iterator[tuple[str, str, How]]:
-    """A packed row's documents that are kept apart among a rank's own keys alone: it sees all of the others'."""
+def _own_documents(
+    cut: CutHeads, own: Sequence[Ints], rows: Ints, usual: How, starts: Ints
+) -> Iterator[tuple[str, str, How]]:
+    """A packed row's documents that are kept apart among a rank's own keys alone, so that it sees all of the others';
+    or numbered on each rank by itself, so that one number stands for several.
+    """
     every = np.arange(usual.sees_QS.shape[1])
-    sees_QS = usual.sees_QS | ((every <= rows[:, None]) & ~np.isin(every, rows))
-    if (sees_QS == usual.sees_QS).all():
+    at = (every - starts).astype(float)  # within each document nobody can tell the two apart
+    of_others_QS = usual.sees_QS | ((every <= rows[:, None]) & ~np.isin(every, rows))
+    told = [("where the documents of a packed row are kept apart among the rank's own keys alone", of_others_QS)]
+    for numbers in _numbered_apart(own, starts):
+        sees_QS = (every <= rows[:, None]) & (numbers[rows][:, None] == numbers)
+        told.append(
+            (
+                "where the documents of a packed row are numbered on each rank by itself: a token sees those keys of "
+                "other ranks whose number there is its own here",
+                sees_QS,
+            )
+        )
+    for words, sees_QS in told:
+        if (sees_QS == usual.sees_QS).all() or not sees_QS.any(1).all():
+            continue
+        yield "own documents", words, replace(usual, sees_QS=sees_QS)
+        if cut.knows_positions:
+            yield "own documents", words, replace(usual, sees_QS=sees_QS, at_q=at, at_k=at)
+
+
+def _numbered_apart(own: Sequence[Ints], starts: Ints) -> Iterator[Ints]:
+    """Of each token, which of its rank's documents it is in: of those that begin there, and with the one that was
+    begun on another rank.
+    """
+    is_first = starts == np.arange(starts.size)
+    if is_first.sum() < 2:
         return
-    words = "where the documents of a packed row are kept apart among the rank's own keys alone"
-    yield "own documents", words, replace(usual, sees_QS=sees_QS)
-    if cut.knows_positions:
-        at = (every - starts).astype(float)  # within each document nobody can tell the two apart
-        yield "own documents", words, replace(usual, sees_QS=sees_QS, at_q=at, at_k=at)
+    begun, all_there = np.zeros(starts.size, np.int64), np.zeros(starts.size, np.int64)
+    for places in own:
+        begun[places] = np.cumsum(is_first[places])
+        changes = np.r_[True, starts[places][1:] != starts[places][:-1]]
+        all_there[places] = np.cumsum(changes)
+    yield begun
+    yield all_there
+
+
+def _of_a_rank_turned_otherwise(
+    what: str, cut: CutHeads, ranks: Sequence[int], own: Sequence[Ints], asked: Mapping[int, _OfRank],
+    there_SC: Array, most_left: float,
+) -> Fault | None:  # fmt: skip
+    """The rank whose queries and keys are turned by another base than those of all others, as where it scales RoPE by
+    the length of its own tokens: all ranks' tokens that see its keys are off by that.
+
+    there_SC: what the other run's heads come to.
+    """
+    all_off = [one for one in asked.values() if one.is_off]
+    if cut.base is None or not all_off:
+        return None
+
+    def off_there(log: float) -> float:
+        usual = (replace(one.usual, base=math.exp(log)) for one in all_off)
+        again = (made(cut, one.rows, cut.heads, how) for one, how in zip(all_off, usual, strict=True))
+        return float(sum(np.linalg.norm(a_QC - there_SC[one.rows]) for one, a_QC in zip(all_off, again, strict=True)))
+
+    # The other run's is known to what tells it from a few bases; here each rank's is solved for beside it.
+    right = math.exp(solved(off_there, math.log(cut.base) + np.linspace(-1, 1, 9))[0])
+    those = [one.of_base(cut, right) for one in all_off]
+    found = []
+    for rank, places in zip(ranks, own, strict=True):
+
+        def bases(base: float, places: Ints = places) -> Array:
+            of_tokens = np.full(len(cut.q), right)
+            of_tokens[places] = base
+            return of_tokens
+
+        def left(log: float, bases: Callable[[float], Array] = bases) -> float:
+            return max(one.left(replace(one.usual, bases=bases(math.exp(log))), np.inf) for one in those)
+
+        log, rest = solved(left, np.linspace(2, 18, 33))
+        found.append((rest, rank, math.exp(log)))
+    found.sort()
+    rest, rank, base = found[0]
+    if rest > most_left or abs(base / right - 1) < 0.01 or (len(found) > 1 and found[1][0] < CLEARLY * rest):
+        return None
+    return Fault(
+        "attention's RoPE", (rank,),
+        f"{what} on {whose(list(asked))} is what attention makes of the recorded queries, keys and values where those "
+        f"of rank {rank}'s tokens are turned by RoPE of base {short(base)}, and all others' by {short(right)} as in "
+        f"the other run: rank {rank} scales RoPE by itself (made again from them)",
+    )  # fmt: skip
 
 
 def _of_stale(

@@ -98,7 +98,8 @@ class CutHeads(Struct, frozen=True):
 class How(Struct, frozen=True):
     """What each token sees [Q, S], and what is done otherwise.
 
-    at_q, at_k: positions that queries and keys are turned by, None: not turned. times: scores are so many times what
+    at_q, at_k: positions that queries and keys are turned by, None: not turned. bases: of each token, the base that it
+    is turned by, where they have several. times: scores are so many times what
     they should be. keys: which key and value stands in the place of each; zeros: keys that are 0, no_values: and their
     values; twice: keys that count twice among all. of_keys: which head of keys each head of queries looks at; order:
     which head stands in the place of each. instead: places, and the keys and values [place, head, d] that stand there.
@@ -112,6 +113,7 @@ class How(Struct, frozen=True):
     in_pairs: bool
     cap: float | None
     slopes: Array | None = None
+    bases: Array | None = None
     times: float = 1.0
     keys: Ints | None = None
     zeros: Ints | None = None
@@ -298,11 +300,11 @@ def alibi(heads: int) -> Array:
     return np.concatenate([own, more])
 
 
-def _turned(x_SHD: Array, at: Array | None, base: float | None, *, in_pairs: bool) -> Array:
+def _turned(x_SHD: Array, at: Array | None, base: float | Array | None, *, in_pairs: bool) -> Array:
     if base is None or at is None:
         return x_SHD
     width = x_SHD.shape[2]
-    turn = at[:, None] * base ** (-np.arange(0, width, 2) / width)
+    turn = at[:, None] * np.asarray(base, np.float64)[..., None] ** (-np.arange(0, width, 2) / width)
     cos, sin = np.cos(turn)[:, None], np.sin(turn)[:, None]
     half = width // 2
     first, second = (slice(0, None, 2), slice(1, None, 2)) if in_pairs else (slice(0, half), slice(half, None))
@@ -316,12 +318,13 @@ def scores(cut: CutHeads, rows: Ints, heads: slice, how: How) -> Array:
     """How much tokens look at each key, [head, Q, S]."""
     width = cut.q.shape[2]
     at_q = None if how.at_q is None else how.at_q[rows]
-    q_HQD = _turned(cut.q[rows][:, heads], at_q, how.base, in_pairs=how.in_pairs).transpose(1, 0, 2)
+    of_q, of_k = (how.base, how.base) if how.bases is None else (how.bases[rows], how.bases)
+    q_HQD = _turned(cut.q[rows][:, heads], at_q, of_q, in_pairs=how.in_pairs).transpose(1, 0, 2)
     k_SHD = cut.k
     if how.instead is not None:
         k_SHD = k_SHD.copy()
         k_SHD[how.instead[0]] = how.instead[1]
-    k_HDS = _turned(k_SHD, how.at_k, how.base, in_pairs=how.in_pairs).transpose(1, 2, 0)[_groups(cut, how)[heads]]
+    k_HDS = _turned(k_SHD, how.at_k, of_k, in_pairs=how.in_pairs).transpose(1, 2, 0)[_groups(cut, how)[heads]]
     scores_HQS = how.times * (q_HQD @ k_HDS) / math.sqrt(width)
     if how.slopes is not None and how.at_q is not None and how.at_k is not None:
         scores_HQS += how.slopes[heads, None, None] * (how.at_k[None] - how.at_q[rows][:, None])
@@ -586,3 +589,9 @@ def _documents(rows: Ints, off: list[Array], length: int, line: float) -> Ints |
         starts[before[at] : at] = before[at]
         at = int(before[at])
     return starts if len(np.unique(starts)) <= max(2, length // 4) else None
+
+
+def short(base: float) -> str:
+    """A base as it was meant: two digits where these are near."""
+    rounded = float(f"{base:.2g}")
+    return f"{rounded:g}" if abs(rounded / base - 1) < 0.05 else f"{base:.3g}"

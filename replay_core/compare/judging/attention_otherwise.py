@@ -36,6 +36,7 @@ from replay_core.compare.judging.attention_made import (
     normal,
     off_by_starts,
     patterns,
+    short,
 )
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
@@ -361,14 +362,8 @@ def _along(left: Callable[[How], float], cell: _Cell) -> Iterator[_Explanation]:
         log, rest = solved(lambda log: left(replace(normal, base=math.exp(log))), np.linspace(2, 18, 65))
         base = math.exp(log)
         if abs(base / cell.cut.base - 1) > 0.01:
-            words = f"turned by RoPE of base {_short(base)}, where the other run's is {cell.cut.base:g}"
+            words = f"turned by RoPE of base {short(base)}, where the other run's is {cell.cut.base:g}"
             yield _Explanation(rest, "RoPE", words)
     log, rest = solved(lambda log: left(replace(normal, cap=math.exp(log))), np.linspace(-1, 5, 25))
     if cell.cut.cap is None:
         yield _Explanation(rest, "soft cap", f"with scores capped at {math.exp(log):.3g}, which the other run does not")
-
-
-def _short(base: float) -> str:
-    """A base as it was meant: two digits where these are near."""
-    rounded = float(f"{base:.2g}")
-    return f"{rounded:g}" if abs(rounded / base - 1) < 0.05 else f"{base:.3g}"

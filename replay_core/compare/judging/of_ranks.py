@@ -13,6 +13,7 @@ from replay_core.compare.judging.faults import UNEXPECTED, Fault
 from replay_core.compare.judging.ranks import batch_values, gradients, log_probabilities, losses, module_values
 from replay_core.compare.judging.ranks.attention_in_time import AttentionInTime
 from replay_core.compare.judging.ranks.dealt_samples import DealtSamples
+from replay_core.compare.judging.ranks.entropies import Entropies
 from replay_core.compare.judging.ranks.experts_of_layers import ExpertsOfLayers
 from replay_core.compare.judging.ranks.first_activation import FirstActivation
 from replay_core.compare.judging.ranks.fused_weights import FusedWeights
@@ -59,7 +60,7 @@ class OfRanks:
         self._fused, self._clips, self._sums, self._own_means = FusedWeights(), OwnClips(), SumsOfRanks(), OwnMeans()
         self._experts, self._dtypes, self._dealt = ExpertsOfLayers(), OutputDtypes(), DealtSamples(self._tokens)
         self._gradients = gradients.Gradients(self._tokens, self._off, self._own_means)
-        self._scaled, self._steps = ScaledGradients(), OptimizerSteps()
+        self._scaled, self._steps, self._entropies = ScaledGradients(), OptimizerSteps(), Entropies()
         attention = AttentionInTime()
         self._first = FirstActivation(self._before, self._experts, self._dtypes, attention)
         self._weights_of_first = WeightsOfFirst(self._first, attention)
@@ -70,6 +71,7 @@ class OfRanks:
             batch_values.of_ends,
             batch_values.of_padded_words,
             batch_values.of_ids,
+            batch_values.of_own_tokens,
             batch_values.of_samples,
             losses.of_losses,
             module_values.of_other_samples,
@@ -86,6 +88,7 @@ class OfRanks:
             partial(of_weights, self._off),
             log_probabilities.of_vocabulary,
             log_probabilities.of_logits,
+            self._entropies.of_logits,
             batch_values.of_astray,
             self._gradients.of_summed_in_part,
         )
@@ -146,6 +149,7 @@ class OfRanks:
         self._micro_batches.begin_step()
         self._gradients.begin_step()
         self._before.begin_step()
+        self._entropies.begin_step()
         self._clips.forget()
 
     def _note(self, of: RowOfRanks) -> None:
@@ -167,6 +171,7 @@ class OfRanks:
         self._fused.note_in_turn(of)
         self._gradients.note_left(of)
         self._before.keep(of)
+        self._entropies.note(of)
 
     def _looked_at(self, recorded: RowOfRanks) -> RowOfRanks | None:
         """Look at a row whose ranks' values can be judged: the row as it was judged, in sections where its ranks hold
@@ -212,6 +217,7 @@ class OfRanks:
         self._asked(row, self._weights_of_first.explain_sum, of)
         self._asked(row, self._weights_of_first.explain_made_of, of)
         self._asked(row, self._weights_of_first.explain_slice, of)
+        self._asked(row, self._entropies.explain, of)
         if row.verdict is Verdict.DIFF and self._off.in_forward(of.step):
             of.found.off = algebra.off_by_rank(of.whole, of.held)
 

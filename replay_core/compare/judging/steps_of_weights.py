@@ -1,5 +1,6 @@
 """What a weight that is off says of the optimizer's step before it, where the gradient of that step agrees: it was not
-taken, taken more than once or at another rate, or with another state; of all of it or of one rank's shard.
+taken, taken more than once or at another rate, with another decay of the weight, or with another state; of all of it or
+of one rank's shard.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _RIGHT = 0.02
 #: each by a whole step: what its state is they do not tell.
 _MOST_NOISE = 1e-3
 _MOST, _FEWEST = 1 << 22, 4
+#: Weights vary by this part of their norm, where what is off is said to be a part of them.
+_VARIES = 0.3
 
 
 class Before(Struct, frozen=True):
@@ -64,8 +67,8 @@ def of_the_step(
             return None
         if np.linalg.norm(made - due) <= _RIGHT * size:
             continue
-        told = _told(made, due, size, is_next=step == before.step + 1 and before.gradient_noise <= _MOST_NOISE,
-                     has_gradient=before.gradient_is_off is not None)  # fmt: skip
+        is_next = step == before.step + 1 and before.gradient_noise <= _MOST_NOISE
+        told = _told(made, due, size, was_there, is_next=is_next, has_gradient=before.gradient_is_off is not None)
         if told is None:
             return None
         found[ranks] = told
@@ -127,7 +130,7 @@ def _is_shard(found: dict[tuple[int, ...], tuple[str, str, float | None]], parte
 
 
 def _told(
-    made: Array, due: Array, size: float, *, is_next: bool, has_gradient: bool
+    made: Array, due: Array, size: float, was: Array, *, is_next: bool, has_gradient: bool
 ) -> tuple[str, str, float | None] | None:
     if np.linalg.norm(made) <= 1e-3 * size:
         return (
@@ -148,6 +151,15 @@ def _told(
             f"moved {times:.3g} x as far as the other run's from step {{begun}} to {{now}}: {twice}",
             times,
         )
+    if is_next and (decay := _decay(made - due, was)) is not None:
+        less = "less" if decay > 0 else "more"
+        return (
+            "weight decay",
+            "moved otherwise than the other run's from step {begun} to {now} by "
+            f"{abs(decay):.3g} of the weight itself, {less} towards 0, and by nothing else: its weight decay is another"
+            f"{', or is not applied' * (decay > 0)} (the learning rate times the decay's difference is that)",
+            None,
+        )
     if not is_next or not has_gradient:
         return None
     return (
@@ -157,6 +169,16 @@ def _told(
         "another's state",
         None,
     )
+
+
+def _decay(off: Array, was: Array) -> float | None:
+    """How many times the weight a step is off, where it is so by one number."""
+    size = float(np.square(was).sum())
+    # One number may be added to weights that are all alike (a norm's) for any reason.
+    if not size or was.size < _FEWEST or np.linalg.norm(was - was.mean()) <= _VARIES * size**0.5:
+        return None
+    times = float((off * was).sum()) / size
+    return times if times and np.linalg.norm(off - times * was) <= _LEFT * np.linalg.norm(off) else None
 
 
 def _pieces(

@@ -122,7 +122,25 @@ def explain(
     return _told(what, parts, near)
 
 
-def _told(what: str, parts: list[_Tokens], near: float) -> Fault | None:
+def of_parts(what: str, heads: Sequence[GivenToHead], made_NH: Array, here_H: Array, by: str) -> Fault | None:
+    """What weights of the tokens that ranks have, or of micro-batches, make a gradient of these ranks, as whole parts.
+
+    made_NH: of each token of all micro-batches, what it adds to the other run's.
+    """
+    parts = _parts(heads)
+    made = np.stack([made_NH[part.tokens].sum(0) for part in parts], 1)
+    sizes = np.linalg.norm(made, axis=0)
+    if len(parts) < 2 or 2 * len(parts) > len(here_H) or np.linalg.matrix_rank(made, 1e-3 * sizes.max()) < len(parts):
+        return None
+    factors = np.linalg.lstsq(made, here_H, rcond=None)[0]
+    if np.linalg.norm(made @ factors - here_H) > _LEFT * np.linalg.norm(here_H):
+        return None
+    for part, factor in zip(parts, factors, strict=True):
+        part.factor = float(factor)
+    return _told(what, parts, _NEAR, by)
+
+
+def _told(what: str, parts: list[_Tokens], near: float, by: str = "the logits and inputs of the head") -> Fault | None:
     every = tuple(sorted({rank for part in parts for rank in part.ranks}))
     keys: tuple[Callable[[_Tokens], Any], ...] = (
         lambda one: one.ranks, lambda one: one.micro, lambda one: (one.ranks, one.micro)
@@ -140,9 +158,7 @@ def _told(what: str, parts: list[_Tokens], near: float) -> Fault | None:
                 np.empty(0, np.int64), _whole_number(float(np.mean([one.factor for one in of])), near),
             ) for of in groups.values()
         ]  # fmt: skip
-        if len(made) > 1 and (
-            fault := token_rows.told(what, every, every, made, by="the logits and inputs of the head")
-        ):
+        if len(made) > 1 and (fault := token_rows.told(what, every, every, made, by=by)):
             return fault
     usual = float(np.median([part.factor for part in parts]))
     often = [part for part in parts if abs(part.factor - usual) > near * abs(usual)]

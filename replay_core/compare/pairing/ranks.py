@@ -572,7 +572,8 @@ class RankGroup:
                 if 0 < kept.shape[held.axis] < ref.shape[held.axis]:
                     past = ref.shape[held.axis] - kept.shape[held.axis], facing[1].shape[held.axis], rank
                     together.padded.setdefault(past, []).append(name)
-            if facing is not None and (ordered := _rows_of_expert(name, held, facing[1])) is not None:
+            tokens = self._whole_ids.numel if self._whole_ids is not None else 0
+            if facing is not None and (ordered := _rows_of_expert(name, held, facing[1], tokens)) is not None:
                 held = ordered
                 in_another_order.append(name)
             ref = standing_for(held)
@@ -1276,20 +1277,34 @@ def _runs(numbers: list[int]) -> Iterator[Stretch]:
             begun = place
 
 
-def _rows_of_expert(name: str, held: HeldByRanks, whole: TensorRef) -> HeldByRanks | None:
-    """An expert's rows in the order of the other run's, where the rank that has the expert was sent its tokens in
-    another one; None where they are in that order, or are other rows.
+def _rows_of_expert(name: str, held: HeldByRanks, whole: TensorRef, tokens: int) -> HeldByRanks | None:
+    """Rows of experts in the order of the other run's, where the rank that has the expert, or the ranks that have some
+    experts each, were sent their tokens in another one; None where they are in that order, or are other rows.
+
+    tokens: how many there are. As many rows of several experts may be the tokens themselves, whose order counts.
     """
-    (part, *others) = held.parts
-    if others or not naming.is_routed(name) or part.shape != whole.shape or len(part.shape) != 2:
+    if not naming.is_of_experts(name) or len(whole.shape) != 2 or not 1 < whole.shape[0] <= _MOST_ROWS:
         return None
-    if not part.is_readable or not whole.is_readable or not 1 < part.shape[0] <= _MOST_ROWS:
+    is_of_one = naming.is_routed(name) and len(held.parts) == 1
+    if not is_of_one and (not tokens or whole.shape[0] == tokens or (held.axis != 0 and len(held.parts) > 1)):
         return None
-    order = same_rows(pages.array(whole).astype(np.float64), pages.array(part).astype(np.float64))
+    if not whole.is_readable or not all(ref.is_readable and ref.shape[1:] == whole.shape[1:] for ref in held.parts):
+        return None
+    rows = [np.asarray(pages.array(ref), np.float64) for ref in held.parts]
+    order = same_rows(pages.array(whole).astype(np.float64), np.concatenate(rows))
     if order is None:
         return None
-    rows = tuple(narrowed(part, 0, row, 1) for row in order)
-    return HeldByRanks(held.ranks, (part.with_(source=Parts(rows), digest=None),))
+    place, begun = np.argsort(order), 0  # where each of the ranks' rows stands in the other run
+    parts, stretches = [], []
+    for ref in held.parts:
+        own = place[begun : begun + ref.shape[0]]
+        begun += ref.shape[0]
+        in_turn = [narrowed(ref, 0, row, 1) for row in np.argsort(own).tolist()]
+        parts.append(ref.with_(source=Parts(tuple(in_turn)), digest=None))
+        stretches.append(tuple(_runs(np.sort(own).tolist())))
+    if len(parts) == 1:
+        return HeldByRanks(held.ranks, tuple(parts))
+    return HeldByRanks(held.ranks, tuple(parts), 0, tuple(stretches))
 
 
 def standing_for(held: HeldByRanks) -> TensorRef:

@@ -102,6 +102,22 @@ def test_a_loss_that_is_another_from_a_router_on_is_told(off: str, expected: set
     assert told(tmp_path, a, b, b)[0] == expected
 
 
+@pytest.mark.parametrize(("off", "is_told"), [
+    (("router", "before"), True), (("router",), False), (("experts.0", "router", "before"), False),
+    (("before",), False),
+])  # fmt: skip
+def test_a_router_whose_experts_went_back_right_is_named(off: tuple[str, ...], is_told: bool, tmp_path: Path) -> None:
+    """What comes back to it through the weights of its experts' outputs is lost on the way, and all before is off."""
+    layer = [f"layers.1.mlp.{name}" for name in ("experts.0.w1", "experts.1.w1", "router")]
+    before = ["embed_tokens", "layers.0.input_layernorm", "layers.1.input_layernorm"]
+    names = [*before, *layer, "norm"]
+    whole = {name: random(8, 8, seed=at) for at, name in enumerate(names)}
+    is_off = {name for name in layer if any(one in name for one in off)} | set(before if "before" in off else ())
+    wrong = {name: random(8, 8, seed=50 + at) if name in is_off else whole[name] for at, name in enumerate(names)}
+    a, b = ({**step(of), "optimizer": {"grad_norm": norm}} for of, norm in ((whole, 1.0), (wrong, 1.5)))
+    assert (("router's gradient", (0, 1)) in told(tmp_path, a, b, b)[0]) is is_told
+
+
 @pytest.mark.parametrize(("off", "expected"), [
     (("v_proj",), {("went back in parts", (0, 1))}), (("k_proj", "v_proj"), {("went back in parts", (0, 1))}),
     (("q_proj", "k_proj", "v_proj", "o_proj"), set()), ((), set()),

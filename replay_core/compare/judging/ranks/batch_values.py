@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay_core import naming
-from replay_core.compare.judging import algebra, attention_again, contributions, own_rows, vocabulary
+from replay_core.compare.judging import algebra, attention_again, contributions, own_rows, own_tokens, vocabulary
 from replay_core.compare.judging.faults import Fault, is_open
 from replay_core.compare.judging.ranks.row import RowOfRanks
 
@@ -40,6 +40,16 @@ def of_ids(of: RowOfRanks, fault: Fault | None) -> Fault | None:
         fault = fault or own_rows.of_ids(of.name, of.whole, of.held, of.found.parted)
         if fault is None and of.row.verdict.diverges:
             fault = own_rows.in_another_turn(of.name, of.whole, of.held, of.together.ranks)
+    return fault
+
+
+def of_own_tokens(of: RowOfRanks, fault: Fault | None) -> Fault | None:
+    """Whether numbers of samples are made of a rank's own tokens alone."""
+    is_of_samples = not naming.is_module_tensor(of.name) and not of.is_gradient and not of.is_weight
+    if is_of_samples and of.kind not in _NO_NUMBERS and is_open(fault):
+        together = of.together
+        made = own_tokens.explain(of.name, of.whole, of.held, of.other, together.ranks, together.cuts)
+        fault = made or fault
     return fault
 
 

@@ -17,9 +17,11 @@ from replay_core.compare.judging import (
     experts_returned,
     key_order,
     own_rows,
+    own_share_norm,
     subspaces,
 )
 from replay_core.compare.judging.faults import Fault, is_open
+from replay_core.compare.judging.joined_heads import joined
 from replay_core.compare.judging.ranks import other_numbers
 from replay_core.compare.judging.ranks.attention_in_time import AttentionInTime
 from replay_core.compare.judging.ranks.experts_of_layers import ExpertsOfLayers
@@ -107,14 +109,16 @@ class FirstActivation:
         self._off[of.step] = row, off_NH
 
     def _of_tokens(self, of: RowOfRanks, whole: TensorRef, laid: TensorRef, parted: tuple[int, ...]) -> Fault | None:
-        held, slices = of.held, self._before.slices(of)
+        held, slices, attended = of.held, self._before.slices(of), self._before.into_attention(of)
         fault = self._of_own_tokens(of, whole, laid, parted) if held.is_cut else None
         fault = fault or contributions.of_gathered(of.name, whole, held, parted, slices)
         cast = self._dtypes.of_step(of.step)
         fault = fault or (cast if cast is not None and set(parted) <= set(cast.ranks) else None)
         fault = fault or algebra.not_dropped(of.name, whole, held)
-        attended = self._before.into_attention(of)
-        fault = fault or self._attention.otherwise(of.name, whole, held, attended, parted, None)
+        fault = fault or own_share_norm.of_own_shares(of.name, whole, held, slices, of.together.ranks)
+        if fault is None:
+            all_heads, of_ranks = joined(whole, held, attended)
+            fault = self._attention.otherwise(of.name, all_heads, of_ranks, attended, parted, None)
         return fault or own_rows.of_rows(of.name, whole, held, parted)
 
     def _of_own_tokens(
@@ -133,11 +137,11 @@ class FirstActivation:
             )
             if fault is not None:
                 return fault
-        slices = self._before.slices(of)
+        slices, attended = self._before.slices(of), self._before.into_attention(of)
+        whole, held = joined(whole, held, attended)
         found = (key_order.of_one_key(of.name, held, one, parted) for one in reversed(slices))
         if (fault := next((fault for fault in found if fault is not None), None)) is not None:
             return fault
-        attended = self._before.into_attention(of)
         return attention_again.of_seen_keys(of.name, whole, held, slices, parted, None, attended)
 
 

@@ -95,7 +95,7 @@ class Gradients:
         if of.name.endswith(".weight") and (fault := self._of_inputs(of)) is not None:
             return fault
         if not naming.is_head(of.name):
-            return None
+            return None if self._off.in_forward(of.step) else self._heads.through_last_norm(of)
         laid = next((ref for _, ref in of.side.named(of.name)), None)
         if laid is not None:
             is_first = not self._off.in_forward(of.step)

@@ -22,8 +22,8 @@ HIDDEN = HEADS * WIDTH
 EACH = SEQ // RANKS
 
 
-def turned(x: Tensor, at: Tensor, base: float = 10000.0) -> Tensor:
-    """Rotary positions, of heads [B, S, head, width]."""
+def turned(x: Tensor, at: Tensor, base: float | Tensor = 10000.0) -> Tensor:
+    """Rotary positions, of heads [B, S, head, width]; base: of all tokens, or of each [S, 1]."""
     turn = at[:, None] * base ** (-torch.arange(0, WIDTH, 2) / WIDTH)
     cos, sin = turn.cos()[:, None], turn.sin()[:, None]
     first, second = x.chunk(2, -1)
@@ -32,7 +32,7 @@ def turned(x: Tensor, at: Tensor, base: float = 10000.0) -> Tensor:
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, sees: Tensor, at: Tensor | None = None, instead: Tensor | None = None,
-    *, times: float = 1.0, twice: slice | None = None, base: float = 10000.0,
+    *, times: float = 1.0, twice: slice | None = None, base: float | Tensor = 10000.0,
 ) -> Tensor:  # fmt: skip
     """instead: which key and value stands in the place of each. times: of the scores. twice: keys that count so."""
     at = torch.arange(SEQ) if at is None else at
@@ -261,6 +261,71 @@ def test_documents_that_a_ring_keeps_apart_in_its_own_block_alone_are_told(
     found = compared(tmp_path, of(torch.arange(SEQ), made[0]), *(of(own, made[1]) for own in halves))
     (fault, *_) = [one.fault for one in there(parallel(found.tensors, found.together)).faults]
     assert (fault.kind, fault.ranks) == ("own documents", (1,))
+
+
+def of_halves(
+    folder: Path, right: Tensor, wrong: Tensor, into: Sequence[Tensor], places: Sequence[Tensor], *, is_first: bool
+) -> Any:
+    """What is said of two ranks whose core of attention returns heads [B, S, head, width], or with heads first."""
+    ids = torch.arange(2 * SEQ).reshape(2, SEQ)
+
+    def heads(made: Tensor) -> Tensor:
+        of_heads = made.unflatten(-1, (HEADS, WIDTH))
+        return of_heads.transpose(1, 2) if is_first else of_heads
+
+    def of(at: Tensor, output: Tensor) -> Step:
+        values = dict(zip(("q_proj", "k_proj", "v_proj"), (x[:, at] for x in into), strict=True))
+        values["core"] = heads(output[:, at])
+        modules = {f"layers.0.self_attn.{name}.output": x.contiguous() for name, x in values.items()}
+        return {"batch_inputs": {"input_ids": ids[:, at]}, "modules": modules}
+
+    found = compared(folder, of(torch.arange(SEQ), right), *(of(own, wrong) for own in places))
+    return there(parallel(found.tensors, found.together)).faults[0].fault
+
+
+def into_attention() -> tuple[Tensor, Tensor, Tensor]:
+    return random(2, SEQ, HIDDEN), random(2, SEQ, HIDDEN // 2, seed=1), random(2, SEQ, HIDDEN // 2, seed=2)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_core_of_attention_that_returns_its_heads_is_made_again(is_first: bool, tmp_path: Path) -> None:
+    into = into_attention()
+    right, wrong = (attention(*into, CAUSAL, times=times) for times in (1.0, WIDTH**0.5))
+    fault = of_halves(tmp_path, right, wrong, into, torch.arange(SEQ).chunk(2), is_first=is_first)
+    assert "not scaled by 1/sqrt(d)" in fault.sentence
+
+
+def test_documents_that_each_rank_numbers_by_itself_are_told(tmp_path: Path) -> None:
+    """A pack's documents are counted by where positions are 0 among the rank's own tokens, which it holds in zigzag."""
+    begins = torch.tensor([0] * 5 + [5] * 6 + [11] * 5)
+    at = torch.arange(SEQ) - begins
+    quarters = torch.arange(SEQ).chunk(4)
+    places = [torch.cat((quarters[0], quarters[3])), torch.cat((quarters[1], quarters[2]))]
+    numbers = torch.zeros(SEQ, dtype=torch.long)
+    for own in places:
+        numbers[own] = (at[own] == 0).cumsum(0)
+    into = into_attention()
+    right = attention(*into, CAUSAL & (begins[:, None] == begins), at)
+    wrong = attention(*into, CAUSAL & (numbers[:, None] == numbers), at)
+    fault = of_halves(tmp_path, right, wrong, into, places, is_first=False)
+    assert fault.kind == "own documents"
+    assert "numbered on each rank by itself" in fault.sentence
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("base", "said"), [(1e4, "10000"), (85498.0, "85000")])
+def test_a_rank_that_turns_its_tokens_by_a_base_of_its_own_is_named(
+    rank: int, base: float, said: str, tmp_path: Path
+) -> None:
+    q, k, v = into_attention()
+    halves = torch.arange(SEQ).chunk(2)
+    bases = torch.full((SEQ, 1), base)
+    right = attention(q, k, v, CAUSAL, base=bases)
+    bases[halves[rank]] = 500.0
+    wrong = attention(q, k, v, CAUSAL, base=bases)
+    fault = of_halves(tmp_path, right, wrong, (q, k, v), halves, is_first=False)
+    assert (fault.kind, fault.ranks) == ("attention's RoPE", (rank,))
+    assert f"by RoPE of base 500, and all others' by {said}" in fault.sentence
 
 
 def test_attention_that_nothing_made_is_not_explained(tmp_path: Path) -> None:

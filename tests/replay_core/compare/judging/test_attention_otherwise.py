@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replay_core.compare.judging import attention_made, attention_otherwise
+from replay_core.compare.judging import attention_made, attention_otherwise, joined_heads
 from tests.replay_core.compare.ranks.in_memory import alike, as_ref, cut
 from tests.replay_core.compare.ranks.recorded import random
 
@@ -234,3 +234,29 @@ def test_what_is_looked_for_has_an_end(monkeypatch):
     assert attention_otherwise.otherwise(*asked) is not None
     monkeypatch.setattr(attention_made, "_SECONDS", -1.0)
     assert attention_otherwise.otherwise(*asked) is None
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_core_that_returns_the_heads_of_each_rank_is_made_again_of_all(is_first: bool) -> None:
+    """Heads are [B, S, head, width], or stand first, and each rank has half of them."""
+    q, k, v, _ = inputs()
+    own = [*zip(q.chunk(2, -1), k.chunk(2, -1), v.chunk(2, -1), strict=True)]
+    right, wrong = (
+        [heads(*one, times=times).unflatten(-1, (-1, WIDTH)) for one, times in zip(own, (1.0, by), strict=True)]
+        for by in (1.0, 0.5)
+    )
+    if is_first:
+        right, wrong = ([one.transpose(1, 2) for one in both] for both in (right, wrong))
+    axis = 1 if is_first else 2
+    given = [cut(x.chunk(2, -1), 2, f"{NAME}.{name}_proj.output") for name, x in (("q", q), ("k", k), ("v", v))]
+    whole, held = joined_heads.joined(as_ref(torch.cat(right, axis)), cut(wrong, axis), given)
+    assert whole.shape == (2, SEQ, HIDDEN)
+    fault = attention_otherwise.otherwise(f"{NAME}.core.output", whole, held, given, (1,), None)
+    assert fault is not None
+    assert (fault.kind, fault.ranks) == ("attention's scale", (1,))
+
+
+def test_what_has_no_heads_is_left_as_it_is() -> None:
+    values = as_ref(random(2, SEQ, HIDDEN))
+    held = alike(random(2, SEQ, HIDDEN))
+    assert joined_heads.joined(values, held, [held]) == (values, held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from replay_core.compare.judging import steps_of_weights
 from tests.replay_core.compare.ranks.in_memory import alike, as_ref, cut
@@ -36,6 +37,29 @@ def test_a_shard_of_a_weight_that_all_ranks_have_whole():
     fault = steps_of_weights.of_the_step("w", 2, as_ref(WEIGHT + STEP), alike(made, made), (0, 1), before, (0, 1))
     assert fault is not None
     assert (fault.kind, fault.ranks, fault.factor) == ("another rate", (1,), pytest.approx(3.0, rel=1e-3))
+
+
+@pytest.mark.parametrize(("decay", "said"), [(0.002, "0.002 of the weight itself, less towards 0"),
+                                             (-0.003, "0.003 of the weight itself, more towards 0")])  # fmt: skip
+@pytest.mark.parametrize("gradient_is_off", [False, None])
+def test_a_decay_that_is_another_is_told_by_the_weight_itself(
+    decay: float, said: str, gradient_is_off: bool | None
+) -> None:
+    fault = asked([step + decay * was for step, was in zip(STEP.chunk(2), WEIGHT.chunk(2), strict=True)],
+                  gradient_is_off=gradient_is_off)  # fmt: skip
+    assert fault is not None
+    assert (fault.kind, fault.ranks) == ("weight decay", (0, 1))
+    assert said in fault.sentence
+    assert ("or is not applied" in fault.sentence) is (decay > 0)
+
+
+def test_weights_that_are_all_alike_do_not_tell_a_decay():
+    was = torch.ones(8, 6) + WEIGHT / 100
+    before = steps_of_weights.Before(1, as_ref(was), alike(was, was), False)
+    made = was + STEP - 0.002
+    fault = steps_of_weights.of_the_step("w", 2, as_ref(was + STEP), alike(made, made), (0, 1), before, (0, 1))
+    assert fault is not None
+    assert fault.kind == "optimizer's state"
 
 
 def test_another_state_is_said_only_where_the_gradient_is_known_and_agrees():

@@ -47,3 +47,21 @@ def test_a_rank_that_was_sent_an_experts_tokens_in_another_order_agrees(
     found = compared(tmp_path, whole, *ranks)
     assert {row.verdict.value for row in found.tensors if row.name == name.format(0)} == {verdict}
     assert any("stand in another order in b" in note for note in found.notes) is (not off)
+
+
+@pytest.mark.parametrize("tokens", [6, 9])
+def test_rows_of_all_experts_in_one_agree_where_they_are_no_tokens_in_turn(tokens: int, tmp_path: Path) -> None:
+    """Nine rows of six tokens, each sent to more experts than one, are in the order in which they came; nine of nine
+    may be the tokens themselves.
+    """
+    name = "layers.0.mlp.experts.output"
+    ids = torch.arange(tokens).reshape(1, tokens)
+    half = 5 * tokens // 9
+    found = compared(
+        tmp_path,
+        {"batch_inputs": {"input_ids": ids}, "modules": {name: ROWS}},
+        {"batch_inputs": {"input_ids": ids[:, :half]}, "modules": {name: ROWS[ORDER[:5]]}},
+        {"batch_inputs": {"input_ids": ids[:, half:]}, "modules": {name: ROWS[ORDER[5:]]}},
+    )
+    verdicts = {row.verdict.value for row in found.tensors if row.name == name}
+    assert verdicts == {"SAME"} if tokens == 6 else "SAME" not in verdicts
