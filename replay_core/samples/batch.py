@@ -754,9 +754,10 @@ def _with_left_out(mask_BR: Bools, responses: TensorRef) -> Bools:
     padding = ids_BR[~empty_B][~mask_BR[~empty_B]]
     if padding.size and (padding != padding[0]).any():
         return mask_BR
-    there_BR: Bools = np.asarray(ids_BR != padding[0] if padding.size else np.ones(mask_BR.shape), bool)
+    there_BR: Any = ids_BR != padding[0] if padding.size else np.ones(mask_BR.shape, bool)
     # What a row holds before its last token is a token, whatever its number.
-    there_BR = np.flip(np.maximum.accumulate(np.flip(there_BR, 1), 1), 1)
+    ends_BR: Any = np.maximum.accumulate(there_BR[:, ::-1], 1)
+    there_BR = ends_BR[:, ::-1]
     return np.asarray(np.where(empty_B[:, None], there_BR, mask_BR))
 
 

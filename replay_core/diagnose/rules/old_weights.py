@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -160,7 +161,7 @@ def stale(case: Case) -> Finding | None:
     misplaced = Misplaced()
     every = list(_step_gaps(case, misplaced))
     skip_if(misplaced.told() is not None, "the trainer gathers other tokens than were sampled (D09)")
-    if not every and (older := _older_though_weighed(case)) is not None:
+    if not every and (older := _older_though_weighed(case) or _falls_behind(case)) is not None:
         return older
     skip_if(not every, "needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     if (twice := _applied_twice(every)) is not None:
@@ -543,6 +544,56 @@ def _older_though_weighed(case: Case) -> Finding | None:
     if len({one.version for one in every}) < 2 or any(one.version is None for one in every):
         return None
     return _older_than_said(case, every) or _stays_at(case, every)
+
+
+#: Steps before an engine falls behind and after, how far the last is from those before, and how much larger an update
+#: may be by then: of weights of one age the mismatch goes with it.
+FOLLOWS, BEHIND, FAR_BEHIND, LARGER = 4, 4, 6.0, 2.0
+
+
+def _falls_behind(case: Case) -> Finding | None:
+    """Samples that are weighed for their age, and get older than that: from a step on, up to the last, engine and
+    trainer part ever more, while updates are no larger: by checkpoints, or the learning rate where there are none.
+    """
+    every = [one for one in _step_gaps(case, Misplaced(), weighed=True) if one.step is not None]
+    if len(every) < FOLLOWS + BEHIND:
+        return None
+    weights = weights_by_step(case)
+    moved = {
+        step + 1: float(np.linalg.norm(weights[step + 1] - weights[step])) for step in weights if step + 1 in weights
+    }
+    rates = case.log.get("learning_rate")
+    if not moved and (rates is None or max(rates.finite[len(rates.finite) // 2 :], default=0) > max(rates.finite[:2])):
+        return None
+    for begun in range(FOLLOWS, len(every) - BEHIND + 1):
+        before, later = [one.mean for one in every[1:begun]], [one.mean for one in every[begun:]]
+        usual = float(np.median(before))
+        grows = sum(b > a for a, b in pairwise(later)) >= len(later) - 2
+        if min(later) <= max(DISAGREE, max(before)) or later[-1] < FAR_BEHIND * usual or not grows:
+            continue
+        since = every[begun].step or 0
+        earlier = [by for step, by in moved.items() if step < since]
+        largest = max((by for step, by in moved.items() if step >= since), default=0.0)
+        larger = largest / float(np.median(earlier)) if earlier and max(earlier) > 0 else 0.0
+        if larger > LARGER:
+            continue
+        last = every[-1]
+        return finding(
+            "warning",
+            f"the engine falls behind the trainer from step {every[begun].step} on: engine and trainer part by ever "
+            f"more, {last.mean:.3g} nats per token at step {last.step} after {usual:.3g}, as where its weights are no "
+            "longer updated",
+            every[begun].place,
+            shown("mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
+            shown("median of the steps before", usual),
+            *([shown("largest update from then on over the median one before, by checkpoints", larger,
+                     f"<= {LARGER:g}")] if moved else []),
+            cause="weight updates do not reach the engine any more (a sync that fails silently), or its samples get "
+            "older than the run states: importance weights are cut off, and do not correct for that",
+            next_step=last.command,
+            steps=[one.step for one in every[begun:]],
+        )  # fmt: skip
+    return None
 
 
 #: The same of one early step's weights, which an engine that is no longer updated keeps: noise leaves more of it.
