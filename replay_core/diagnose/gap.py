@@ -310,6 +310,10 @@ def of_the_likeliest(between: Gap) -> tuple[int, int] | None:
     same = np.abs(x - y) < ALIKE
     likeliest, other = x > np.log(0.5) + ALIKE, (y - x) > BEYOND
     unsure = likeliest & (x < UNSURE_OF_ONE)
+    flat = between.batch.flat
+    last_N = flat.position_N == np.repeat(flat.last(between.both_N), flat.lengths_B)
+    if other.any() and last_N[between.both_N][other].all():
+        return None  # an end token that was written over what was sampled
     if min(int(unsure.sum()), int(other.sum())) < FEWEST or not same[likeliest].mean() > MOSTLY_SAME:
         return None
     fits = np.exp(y[other]) <= 1 - np.exp(x[other]) + 0.02

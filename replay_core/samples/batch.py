@@ -754,10 +754,12 @@ def _with_left_out(mask_BR: Bools, responses: TensorRef) -> Bools:
     padding = ids_BR[~empty_B][~mask_BR[~empty_B]]
     if padding.size and (padding != padding[0]).any():
         return mask_BR
-    there_BR: Any = ids_BR != padding[0] if padding.size else np.ones(mask_BR.shape, bool)
+    there_BR = np.ones(mask_BR.shape, bool)
+    if padding.size:
+        np.not_equal(ids_BR, padding[0], out=there_BR)
     # What a row holds before its last token is a token, whatever its number.
-    ends_BR: Any = np.maximum.accumulate(there_BR[:, ::-1], 1)
-    there_BR = ends_BR[:, ::-1]
+    behind_BR = np.cumsum(there_BR[:, ::-1], axis=1)[:, ::-1]
+    there_BR = behind_BR > 0
     return np.asarray(np.where(empty_B[:, None], there_BR, mask_BR))
 
 

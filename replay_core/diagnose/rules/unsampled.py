@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay_core import pages
+from replay_core.diagnose.algorithm import RESPONSE_LIMITS, stated_number
 from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -111,11 +112,22 @@ PART, CUT = 0.05, 4
 def replaced_N(batch: StepBatch, between: Gap) -> Array | None:
     """End tokens of responses that were cut off, where engine and trainer part there alone [N]; else None."""
     end, cut_B, tokens_N = batch.eos_id, batch.truncated_flag_B, batch.tokens_N
-    if end is None or cut_B is None or tokens_N is None:
+    if tokens_N is None:
         return None
     far_N = np.zeros(between.both_N.size, dtype=bool)
     far_N[between.both_N] = np.abs(between.d) > PART
     last_N = batch.flat.position_N == np.repeat(batch.flat.last(between.both_N), batch.flat.lengths_B)
+    if cut_B is None:
+        # Nobody says what was cut off: it has as many tokens as the limit that is stated, or as the longest.
+        counts_B = batch.flat.count(between.both_N)
+        limit = stated_number(batch.laid.stated, *RESPONSE_LIMITS)
+        cut_B = counts_B == (limit if limit is not None and limit in counts_B else counts_B.max(initial=0))
+    if end is None:
+        # Nor what ends a response: the one token that all of those that part there end on.
+        ended = np.unique(tokens_N[far_N & last_N])
+        if ended.size != 1:
+            return None
+        end = int(ended[0])
     ends_N = between.both_N & last_N & (tokens_N == end)
     of_cut_N = ends_N & np.repeat(cut_B, batch.flat.lengths_B)
     # An engine that favours the end token does so where it wrote it, too.
@@ -131,9 +143,9 @@ def _ends_replaced(batch: StepBatch) -> Finding | None:
     if ends_N is None:
         return None
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
-    count = int(ends_N.sum())
+    count, end = int(ends_N.sum()), int(given(batch.tokens_N)[ends_N][0])
     return error(
-        f"an end token (EOS, {batch.eos_id}) that no engine sampled ends {share(count, len(batch))} responses, all of "
+        f"an end token (EOS, {end}) that no engine sampled ends {share(count, len(batch))} responses, all of "
         "them cut off at the limit",
         batch.laid.where(mask_name(batch), at=ends_N),
         shown("mean trainer log-probability there", float(trainer.values_N[ends_N].mean()), None, trainer.source),
