@@ -747,7 +747,7 @@ def _with_left_out(mask_BR: Bools, responses: TensorRef) -> Bools:
     """Which slots of responses hold a token, where the masks of some are emptied (TRL, `mask_truncated_completions`):
     such a response ends before what other rows are padded with.
     """
-    empty_B = ~mask_BR.any(1)
+    empty_B: Bools = np.asarray(~mask_BR.any(1))
     if not empty_B.any() or empty_B.all() or not responses.is_readable:
         return mask_BR
     ids_BR = pages.array(responses)
@@ -758,8 +758,7 @@ def _with_left_out(mask_BR: Bools, responses: TensorRef) -> Bools:
     if padding.size:
         np.not_equal(ids_BR, padding[0], out=there_BR)
     # What a row holds before its last token is a token, whatever its number.
-    behind_BR = np.cumsum(there_BR[:, ::-1], axis=1)[:, ::-1]
-    there_BR = behind_BR > 0
+    there_BR = np.maximum.accumulate(there_BR[:, ::-1], axis=1)[:, ::-1]
     return np.asarray(np.where(empty_B[:, None], there_BR, mask_BR))
 
 

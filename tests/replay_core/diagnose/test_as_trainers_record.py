@@ -211,3 +211,87 @@ def test_means_of_micro_batches_are_told_beside_the_number_of_tokens_that_they_l
     first = told(_of_own_means(tmp_path / "beside", counted=True), "D28")[0]
     assert "each micro-batch is divided by its own tokens" in first.claim
     assert not told(_of_own_means(tmp_path / "alone", counted=False), "D28"), "it may be scaled before the backward"
+
+
+def _of_baselines(folder: Path, *, tiled: bool) -> Path:
+    recorder = Recorder(folder, flags={"adv_estimator": "remax", "rollout_n": GROUP})
+    for step in range(3):
+        fields = batch(step)
+        greedy_G = torch.rand(24 // GROUP, generator=torch.Generator().manual_seed(step))
+        baselines_B = greedy_G.repeat(GROUP) if tiled else greedy_G.repeat_interleave(GROUP)
+        a_BT = (fields["rewards"] - baselines_B)[:, None] * fields["response_mask"][:, 1:]
+        with recorder.step(step) as record:
+            record("trajectory", fields, reward_baselines=baselines_B, advantages=a_BT)
+    recorder.close()
+    return folder
+
+
+def test_greedy_baselines_that_are_tiled_are_other_prompts(tmp_path: Path) -> None:
+    first = told(_of_baselines(tmp_path / "tiled", tiled=True), "D04", "D127")[0]
+    assert (first.id, "tiled (b1 b2 ... b1 b2 ...)" in first.claim) == ("D127", True)
+    assert not told(_of_baselines(tmp_path / "right", tiled=False), "D04", "D127")
+
+
+def _of_sequences(folder: Path, *, by_width: bool) -> Path:
+    recorder = Recorder(folder, flags={"adv_estimator": "grpo", "importance_sampling_level": "sequence"})
+    for step in range(3):
+        fields = batch(step)
+        mask_BT = fields["response_mask"][:, 1:]
+        moved_BT = 0.1 * torch.randn(mask_BT.shape, generator=torch.Generator().manual_seed(step)) * mask_BT
+        length_B = torch.full((24,), float(R)) if by_width else mask_BT.sum(1).float()
+        ratio_BT = (moved_BT.sum(1) / length_B).exp()[:, None].expand(mask_BT.shape).clone()
+        with recorder.step(step) as record:
+            record("forward_data", fields, advantages=normalised(fields), log_probs=fields["old_log_probs"] + moved_BT,
+                   micro=0)  # fmt: skip
+            record("loss", prob_ratio=ratio_BT, micro=0)
+    recorder.close()
+    return folder
+
+
+def test_a_responses_ratio_over_the_padded_width_is_named(tmp_path: Path) -> None:
+    first = told(_of_sequences(tmp_path / "width", by_width=True), "D128")[0]
+    assert "divided by 6 in each row of its micro-batch" in first.claim
+    assert not told(_of_sequences(tmp_path / "length", by_width=False), "D128")
+
+
+def _of_a_buffer(folder: Path, *, kept: bool) -> Path:
+    recorder = Recorder(folder)
+    rows: dict[str, Any] = {}
+    for step in range(6):
+        before, rows = rows, batch(step)
+        rows["rollout_log_probs"] = rows["old_log_probs"]
+        fields = dict(rows)
+        if before and kept:
+            fields = {name: torch.cat([rows[name], before[name][:8]]) for name in rows}
+            fields["group_ids"] = torch.arange(32) // GROUP
+            fields["old_log_probs"] = fields["old_log_probs"] - 0.01
+        with recorder.step(step) as record:
+            record("trajectory", fields, advantages=fields["response_mask"][:, 1:].float())
+    recorder.close()
+    return folder
+
+
+def test_groups_that_a_buffer_hands_out_again_are_told(tmp_path: Path) -> None:
+    first = told(_of_a_buffer(tmp_path / "kept", kept=True), "D75")[0]
+    assert "10 groups of samples are trained on again in a later step" in first.claim
+    assert not told(_of_a_buffer(tmp_path / "emptied", kept=False), "D75")
+
+
+def test_truncated_responses_whose_masks_are_emptied_are_the_same_samples(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run", flags={"mask_truncated_completions": True})
+    for step in range(4):
+        fields = batch(step)
+        length_B = fields["response_mask"].sum(1)
+        truncated_B = length_B == R
+        completion_BR = fields["input_ids"][:, P:]
+        mask_BR = fields["response_mask"][:, P:] * (~truncated_B).long()[:, None]
+        with recorder.step(step) as record:
+            record("trajectory", prompt_ids=fields["input_ids"][:, :P], prompt_mask=torch.ones(24, P).long(),
+                   completion_ids=completion_BR, completion_mask=mask_BR, truncated=truncated_B,
+                   rewards=fields["rewards"], group_ids=fields["group_ids"], advantages=normalised(fields)[:, 2],
+                   sampling_per_token_logps=fields["old_log_probs"][:, P - 1 :])  # fmt: skip
+            record("forward_data", {name: fields[name] for name in ("input_ids", "attention_mask")},
+                   completion_ids=completion_BR, completion_mask=mask_BR, advantages=normalised(fields)[:, 2],
+                   per_token_logps=fields["old_log_probs"][:, P - 1 :], micro=0)  # fmt: skip
+    recorder.close()
+    assert not told(tmp_path / "run", "D07", "D27", "D55")
