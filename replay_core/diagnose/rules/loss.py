@@ -181,6 +181,12 @@ def reduction(batch: StepBatch) -> Finding | None:
     skip_if(all(part.value == 0 for part in parts), "every logged loss is exactly 0: something multiplies it by 0")
     if (told := _otherwise(batch, parts, agreed, exact=exact)) is not None:
         return told
+    if (
+        agreed
+        and agreed[0] in constants
+        and (counts := _counts_left_out(batch, parts, constants[agreed[0]])) is not None
+    ):
+        return counts
     # A loss of 0 agrees with everything and tells nothing.
     skip_if(all(abs(part.value) < FLOOR for part in parts), "every logged loss is 0: all reductions agree")
     first = parts[0]
@@ -343,6 +349,33 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
 
 #: What trainers call the number of tokens of an update that a micro-batch's sum is divided by.
 _OF_THE_UPDATE = ("batch_num_tokens", "global_tokens", "num_items_in_batch", "global_num_tokens")
+
+
+def _counts_left_out(batch: StepBatch, parts: list[_MicroLoss], divisor: float) -> Finding | None:
+    """A recorded number of tokens that the loss is divided by, which is that of all responses, also of those whose
+    masks are emptied (TRL, `mask_truncated_completions`).
+    """
+    if batch.trained_N is None or batch.response_N is None:
+        return None
+    whole = batch.once
+    counted_B, every_B = (whole.flat.count(given(one)) for one in (whole.trained_N, whole.response_N))
+    left_B = (counted_B == 0) & (every_B > 0)
+    counted, left = int(counted_B.sum()), int(every_B[left_B].sum())
+    if not left or divisor != counted + left or parts[0].update_tokens != counted:
+        return None
+    logged = parts[0].logged
+    return warning(
+        f"{logged.name} is divided by {divisor:.0f} tokens, {left} of which are of {int(left_B.sum())} responses that "
+        f"the mask leaves out: it is {counted / divisor:.3g} of the mean over what is trained on",
+        batch.laid.where_record(logged.record, logged.name),
+        shown("tokens that the loss is divided by", divisor, f"{counted}"),
+        shown("tokens of responses whose mask is empty", left),
+        cause="the number of tokens (num_items_in_batch) is taken before responses that were cut off are masked: the "
+        "more of them, the smaller the update",
+        next_step="count the mask after it is emptied",
+    )
+
+
 #: By how much the weights of two tokens of an update differ, before a mean over its tokens is another.
 UNLIKE = 1.05
 
