@@ -104,7 +104,7 @@ _GROUP, _DIFFERENT, _STEPS = 4, 3, 3
 _REUSES = ("replay_buffer", "replay_buffer_size", "sample_reuse", "reuse", "experience_replay", "reuse_samples")
 
 
-class _Part:
+class _GroupsAgain:
     """Groups whose samples are all those of an earlier step."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ def trained_on_again(case: Case) -> Finding | None:
     A warning, too, where whole groups of 4 samples and more, of 3 different ones and more, come again so in half of the
     steps and in 3 and more, unless the run states that it uses samples again.
     """
-    part = _Part()
+    part = _GroupsAgain()
     seen: dict[bytes, tuple[int, bytes]] = {}
     found: list[tuple[int, int, int, int]] = []
     where: Where | None = None
