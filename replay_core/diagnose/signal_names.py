@@ -250,6 +250,20 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     # What one environment or data set of several pays: prime-rl, tinker-cookbook.
     (regex(r"^(?!eval|val|test)[\w.@-]+/Reward$|^reward/(?!all/)[\w.@-]+/mean$"), "source_reward", "prime-rl"),
     (regex(r"^env/(?!all/)[\w.@-]+/reward/total$"), "source_reward", "tinker"),
+    (
+        regex(r"^objective/(?!(?:verifiable|rlhf|non_score|mean|total)_)[\w.-]+_(?:correct_rate|reward)$"),
+        "source_reward",
+        "open-instruct",
+    ),
+    # Behind a room, and by what it is of: critic/score/gsm8k, rollout/raw_reward/math.
+    (
+        regex(
+            r"^(?:critic|rollout|actor|train)/(?:raw_)?(?:rewards?|scores?)/(?!(?:\w*_)?(?:all|total|sum|mean|avg|average|"
+            r"std|var|max|min|median|raw|final|count|num|zero|frac|p\d+)(?:_|/|$))[\w.@-]+$"
+        ),
+        "source_reward",
+        "verl",
+    ),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
     (
         regex(

@@ -47,6 +47,28 @@ def test_environments_that_go_on_or_all_end_are_none(tmp_path: Path) -> None:
     assert "L62" not in ids(diagnosed(tmp_path, environments(21, both=True)))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("objective/chem_correct_rate", "objective/bio_correct_rate"),
+        ("critic/score/chem", "critic/score/bio"),
+        ("rewards/chem_func/mean", "rewards/bio_func/mean"),
+    ],
+)
+def test_a_verifier_that_pays_nothing_any_more_is_named(names: tuple[str, str], tmp_path: Path) -> None:
+    def text(dead: list[float]) -> str:
+        draw = random.Random(6)
+        return verl([{names[0]: paid, names[1]: draw.uniform(0.4, 0.6)} for paid in dead])
+
+    draw = random.Random(7)
+    paid = [draw.uniform(0.4, 0.6) for _ in range(20)]
+    found = only(diagnosed(tmp_path, text(paid + [0.0] * 20)), "L62")
+    assert (found.severity, found.steps[0], names[0] in found.claim or "chem" in found.claim) == ("error", 21, True)
+    assert "L62" not in ids(diagnosed(tmp_path, text(paid + [0.2] * 20)))
+    if "score" not in names[0]:  # by and by a policy may lose it
+        assert "L62" not in ids(diagnosed(tmp_path, text(paid + [0.3, 0.2, 0.1, 0.05, 0.02] + [0.0] * 20)))
+
+
 def cut(share: float, length: float, *, again: bool = True) -> str:
     """20 steps of verl, then 20 with another share of cut responses and another length, started again before them."""
     draw = random.Random(4)
