@@ -19,14 +19,14 @@ from replay_core.regexes import regex
 BEFORE, SINCE, AT_NOTHING = 8, 5, 0.05
 
 
-@rule("L62", "one environment pays nothing any more", link="rewards", scope="signals", needs=("source_reward|reward_function",),
-      explains=("L08", "L17", "D74"), lasts=True,
+@rule("L62", "one environment pays nothing any more", link="rewards", scope="signals",
+      needs=("source_reward|reward_function",), explains=("L08", "L17", "D74"), lasts=True,
       source="prime-rl and tinker-cookbook log the reward of each environment")  # fmt: skip
 def source_dies(log: RunLog) -> Iterator[Finding]:
     """The mean reward of one environment (or data set) of several is exactly 0 from some step to the last, over 5 steps
     and more and a tenth of all, after 8 and more of which it was 0 in a twentieth at the most, while another one's is
-    not: an error. So is it of the correct rate of one verifier, or one function's reward (none that is a penalty), where
-    the last 5 steps before still paid half of what it paid: a policy may lose that by and by.
+    not: an error. So is it of the correct rate of one verifier, or one function's reward (none that is a penalty),
+    where the last 5 steps before still paid half of what it paid: a policy may lose that by and by.
     """
     of_sources = log.all("source_reward")
     every = [*of_sources, *(one for one in log.all("reward_function") if not _OF_ALL.search(one.name))]
@@ -41,14 +41,16 @@ def source_dies(log: RunLog) -> Iterator[Finding]:
             continue
         if sum(value == 0 for value in before) > AT_NOTHING * len(before):
             continue
-        if (series not in of_sources or series.framework == "open-instruct") and not _is_paid(before):
+        is_verifier = series not in of_sources or series.framework == "open-instruct"
+        if is_verifier and not _is_paid(before):
             continue
         others = [one for one in every if one.name != series.name and any(_since(one, since[0]))]
         if not others:
             continue
         name = series.name.removesuffix("/Reward").removeprefix("reward/").removesuffix("/mean")
         yield error(
-            f"one {'environment' if series in of_sources and series.framework != 'open-instruct' else 'verifier'} pays nothing from step {since[0].step} on: the reward of {name} is exactly 0 in all of "
+            f"one {'verifier' if is_verifier else 'environment'} pays nothing from step {since[0].step} on: the reward "
+            f"of {name} is exactly 0 in all of "
             f"the last {len(since)} steps, {median(before[-10:]):.3g} before, while "
             + " and ".join(f"{one.name} is {median(_since(one, since[0])):.3g}" for one in others[:2]),
             series.of(since),

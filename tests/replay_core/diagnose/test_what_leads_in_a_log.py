@@ -194,3 +194,38 @@ def test_gradients_far_above_an_ordinary_bound_are_of_a_sum(bound: float, words:
 def test_a_rate_that_is_off_by_little_is_worth_knowing(rate: float, severity: str, tmp_path: Path) -> None:
     text = "learning_rate: 1.0e-06\n" + trl([{"learning_rate": rate}] * 12)
     assert only(diagnosed(tmp_path, text), "D124").severity == severity
+
+
+def test_an_overflow_that_lines_of_the_loss_scale_tell_of_leads_over_its_gradient(tmp_path: Path) -> None:
+    def text(said: bool) -> str:
+        lines = _openrlhf(
+            policy_loss=_wavering(0.1, 0.05, 12, 0.01), reward=_wavering(0.3, 0.31, 12, 0.02),
+            actor_grad_norm=[float("inf")] * 12,
+        ).splitlines(keepends=True)  # fmt: skip
+        scales = [
+            f"[2026-10-04 09:{n:02d}:30,114] [INFO] [loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank 0 "
+            f"Skipping step. Attempted loss scale: {4096 >> n}, reducing to {2048 >> n}\n"
+            for n in range(12)
+        ]
+        return "".join(scale * said + line for scale, line in zip(scales, lines, strict=True))
+
+    found = diagnosed(tmp_path, text(True)).findings[0]
+    assert (found.id, found.severity) == ("D21", "error")
+    assert "fp16 gradients overflow" in found.claim
+    assert "from 4096 to 1" in found.claim
+    assert "fp16" not in diagnosed(tmp_path, text(False)).findings[0].claim
+
+
+@pytest.mark.parametrize("after", [0.05, 0.17])
+def test_answers_that_are_lost_as_a_format_is_learnt_early_in_a_long_run(after: float, tmp_path: Path) -> None:
+    draw = random.Random(8)
+    steps = [
+        {
+            "rewards/exact_answer/mean": (0.2 if n < 5 else after) * draw.uniform(0.5, 1.5),
+            "rewards/tags_format/mean": min(0.05 + 0.16 * n, 0.99) * draw.uniform(0.99, 1.0),
+        }
+        for n in range(70)
+    ]
+    steps = [each | {"reward": sum(each.values())} for each in steps]
+    found = [one.id for one in worrying(diagnosed(tmp_path, trl(steps)))]
+    assert ("L12" in found) is (after < 0.1)
