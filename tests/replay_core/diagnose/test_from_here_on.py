@@ -137,3 +137,23 @@ def test_a_wait_that_is_the_whole_generation_is_no_idling(tmp_path: Path) -> Non
     assert ids(diagnosed(tmp_path, timed())) == []
     overlapping = only(diagnosed(tmp_path, timed(waits=0.7)), "D37")
     assert "waiting for data or for another process" in overlapping.claim
+
+
+@pytest.mark.parametrize(("slower", "tokens"), [(1.2, 0.0), (0.0, 0.0), (1.2, 200.0)])
+def test_a_phase_that_takes_several_times_as_long_is_named_with_its_growth(
+    slower: float, tokens: float, tmp_path: Path
+) -> None:
+    draw = random.Random(9)
+    steps = []
+    for step in range(40):
+        told = {
+            "timing_s/broadcast_params": (3.0 + slower * step) * draw.uniform(0.95, 1.05),
+            "timing_s/gen": 35.0 * draw.uniform(0.95, 1.05),
+            "timing_s/update_actor": 20.0 * draw.uniform(0.95, 1.05),
+            "response_length/mean": (800.0 + tokens * step) * draw.uniform(0.97, 1.03),
+        }
+        told["timing_s/step"] = sum(value for name, value in told.items() if name.startswith("timing_s/"))
+        steps.append(told)
+    found = [one.claim for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "D37"]
+    grows = any("timing_s/broadcast_params grows from step to step" in claim for claim in found)
+    assert grows is (slower > 0 and not tokens)
