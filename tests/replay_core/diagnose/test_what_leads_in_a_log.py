@@ -229,3 +229,32 @@ def test_answers_that_are_lost_as_a_format_is_learnt_early_in_a_long_run(after: 
     steps = [each | {"reward": sum(each.values())} for each in steps]
     found = [one.id for one in worrying(diagnosed(tmp_path, trl(steps)))]
     assert ("L12" in found) is (after < 0.1)
+
+
+@pytest.mark.parametrize("end", [1.0, 2.4])
+@pytest.mark.parametrize("names", [("moe/aux_loss", "moe/max_expert_load"), ("load_balancing_loss", "max_vio")])
+def test_a_router_that_gets_unbalanced_is_named(end: float, names: tuple[str, str], tmp_path: Path) -> None:
+    losses, loads = _wavering(1.0, end, 30, 0.04, 1), _wavering(1.2, 1.2 * end, 30, 0.05, 2)
+    steps = [{names[0]: one, names[1]: other} for one, other in zip(losses, loads, strict=True)]
+    found = [one for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "L64"]
+    assert [one.severity for one in found] == ["warning"] * (end > 1)
+    assert all("the router gets unbalanced" in one.claim and names[1] in one.claim for one in found)
+
+
+@pytest.mark.parametrize(("end", "severity"), [(0.0, []), (0.03, []), (0.2, ["warning"]), (0.4, ["error"])])
+def test_responses_that_come_back_aborted_are_told(end: float, severity: list[str], tmp_path: Path) -> None:
+    steps = [{"response/aborted_ratio": max(0.0, end * (step - 5) / 24)} for step in range(30)]
+    found = [one for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "L65"]
+    assert [one.severity for one in found] == severity
+
+
+@pytest.mark.parametrize(("kl", "age", "is_told"), [(0.09, 0.0, True), (-0.06, 0.0, True), (0.004, 0.0, False),
+                                                    (0.09, 2.0, False)])  # fmt: skip
+def test_a_mismatch_where_no_sample_is_old_is_the_engines(kl: float, age: float, is_told: bool, tmp_path: Path) -> None:
+    steps = [
+        {"ppo_actor/update/behave_approx_kl/avg": each, "ppo_actor/update/version_stats/sample_staleness/avg": age}
+        for each in _wavering(kl, kl, 20, 0.001)
+    ]
+    found = [one.claim for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "D09"]
+    assert bool(found) is is_told
+    assert all("no sample is old" in claim for claim in found)
