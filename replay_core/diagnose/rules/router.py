@@ -53,8 +53,14 @@ def collapsed(batch: StepBatch) -> Finding | None:
 STEPS, GROWS = 12, 1.5
 
 
-@rule("L64", "the router sends more and more tokens to few experts", link="trend", scope="signals",
-      needs=("balance_loss|expert_load",), source="Megatron: the loss that balances experts, their largest load")  # fmt: skip
+@rule(
+    "L64",
+    "the router sends more and more tokens to few experts",
+    link="trend",
+    scope="signals",
+    needs=("balance_loss|expert_load",),
+    source="Megatron: load_balancing_loss",
+)
 def unbalanced(log: RunLog) -> Finding | None:
     """A loss that balances experts, or the largest load of one over the mean, that rises by half and more (the last
     quarter of 12 steps and more over the first ones, a rise that chance does not explain, to its most of the run):
