@@ -75,7 +75,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     the generation beside it: they take turns), log-probabilities of old policy or reference .6; worth knowing alone of
     what takes place in every second step or less, shared among all. Read first of these: a phase (no wait) that takes 3
     times as long in the last quarter as in the first (z over 4, 16 steps and more), a second more, and .15 of a step,
-    where neither longer responses nor more batches explain it: a warning.
+    and a share that grows by a quarter, where neither longer responses nor
+    more batches explain it: a warning.
     """
     whole = seconds(log)
     if whole is None:
@@ -167,6 +168,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
 #: How many times its time in the first quarter a phase takes in the last, and the share of a step that it comes to; and
 #: steps of a quarter.
 OUTGROWN, ITS_SHARE, _QUARTER = 3.0, 0.15, 4
+#: How many times its share of a step grows, where the growth is its own.
+_ITS_OWN = 1.25
 
 
 def _outgrows(phases: list[Series], whole: Series | None, log: RunLog) -> Finding | None:
@@ -200,6 +203,9 @@ def _outgrows(phases: list[Series], whole: Series | None, log: RunLog) -> Findin
     series = max(found, key=lambda one: one[0])[1]
     begun, now = trends.level(series.finite[:3]), trends.level(series.finite, 3)
     first_share, share = begun / trends.level(whole.finite[:3]), now / trends.level(whole.finite, 3)
+    # Steps that have more to do, as of more batches that are drawn for each, are longer in every phase.
+    if share < _ITS_OWN * first_share:
+        return None
     points = series.points[-(len(series.points) // 2) :]
     return warning(
         f"{series.name} grows from step to step: from {begun:.3g} s in the first steps to {now:.3g} s in the last, "
