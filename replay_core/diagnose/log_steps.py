@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -12,7 +13,8 @@ from replay_core.diagnose.algorithm import measures_groups
 from replay_core.diagnose.finding import Evidence, shown
 from replay_core.diagnose.function_weights import NOTHING, function_weights
 from replay_core.diagnose.signal_names import ORDER
-from replay_core.diagnose.signals import Point, RunLog, Series
+from replay_core.diagnose.signals import Point, RunLog, Series, Told
+from replay_core.regexes import regex
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -253,3 +255,14 @@ def _at(broken: tuple[Series, Point]) -> tuple[int, int, int]:
 def _points(log: RunLog, series: Series) -> Iterator[Point]:
     yield from series.points
     yield from (point for point in log.micros(series.signal) if not math.isfinite(point.value))
+
+
+_SKIPS = regex(r"OVERFLOW! [^\n]*Attempted loss scale: ([\d.e+]+)(?:[^\n]*reducing to ([\d.e+]+))?")
+#: Lines that tell of an overflow, from which on they are no search for the scale.
+LEAST_SKIPS = 3
+
+
+def scale_falls(log: RunLog, steps: Sequence[int]) -> list[tuple[Told, re.Match[str]]]:
+    """Lines of a loss scale (DeepSpeed's) that skips steps: none where fewer tell so than half of the steps."""
+    texts = [(one, said) for one in log.told if (said := _SKIPS.search(one.text)) is not None]
+    return texts if len(texts) >= max(LEAST_SKIPS, len(steps) // 2) else []

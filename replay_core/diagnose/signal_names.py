@@ -49,6 +49,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ppo_actor/update/approx_kl AReaL", "policy_kl_error NeMo-RL k3", "approx_policy_kl torchtune",
         "policy/approxkl_avg TRL",
     ),
+    # Of the proximal policy and the one that sampled: no update lies between them where no sample is old.
+    "behave_kl": ("ppo_actor/update/behave_approx_kl AReaL k1", "update/behave_approx_kl AReaL k1"),
+    "sample_age": ("ppo_actor/update/version_stats/sample_staleness AReaL",
+                   "update/version_stats/sample_staleness AReaL", "version_stats/sample_staleness AReaL"),
     "rollout_k3": (
         "rollout_corr/k3_kl verl k3", "mismatch/mismatch_k3_kl verl k3", "gen_kl_error NeMo-RL k3",
         "mismatch_kl/all/mean prime-rl k3",
@@ -247,9 +251,49 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     ),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
     (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
+    # Of a mixture of experts' router: the loss that balances it, and the load of its busiest expert over the mean.
+    (
+        regex(
+            r"(?i)^(?:[\w. ]+/)*(?:moe[_/ ])?(?:router[_/ ])?(?:(?:seq|global|router|moe|micro_batch)[_ ])*"
+            r"(?:(?:load[_ ]balanc(?:e|ing)|aux(?:iliary)?|balanc(?:e|ing))[_ ]loss(?:[_ ]avg|[_ ]mean)?)(?:/mean)?$"
+        ),
+        "balance_loss",
+        "",
+    ),
+    (
+        regex(
+            r"(?i)^(?:[\w. ]+/)*(?:moe[_/ ])?(?:router[_/ ])?(?:max[_ ]experts?[_ ]load(?:[_ ](?:ratio|imbalance))?"
+            r"|max[_ ]load[_ ](?:ratio|imbalance)|max[_ ]?vio(?:lation)?|max[_ ]tokens[_ ]per[_ ]expert"
+            r"|(?:experts?|load)[_ ](?:load[_ ])?imbalance)(?:[_/]mean)?$"
+        ),
+        "expert_load",
+        "",
+    ),
+    (
+        regex(
+            r"(?i)^(?:[\w.]+/)*(?:(?:num|frac|fraction)_)?(?:aborted|empty)(?:_(?:response|responses|completion|completions"
+            r"|samples|rollouts))?_?(?:ratio|rate|frac|fraction|share)(?:/mean)?$"
+        ),
+        "aborted",
+        "",
+    ),
     # What one environment or data set of several pays: prime-rl, tinker-cookbook.
     (regex(r"^(?!eval|val|test)[\w.@-]+/Reward$|^reward/(?!all/)[\w.@-]+/mean$"), "source_reward", "prime-rl"),
     (regex(r"^env/(?!all/)[\w.@-]+/reward/total$"), "source_reward", "tinker"),
+    (
+        regex(r"^objective/(?!(?:verifiable|rlhf|non_score|mean|total)_)[\w.-]+_(?:correct_rate|reward)$"),
+        "source_reward",
+        "open-instruct",
+    ),
+    # Behind a room, and by what it is of: critic/score/gsm8k, rollout/raw_reward/math.
+    (
+        regex(
+            r"^(?:critic|rollout|actor|train)/(?:raw_)?(?:rewards?|scores?)/(?!(?:\w*_)?(?:all|total|sum|mean|avg|average|"
+            r"std|var|max|min|median|raw|final|count|num|zero|frac|p\d+)(?:_|/|$))[\w.@-]+$"
+        ),
+        "source_reward",
+        "verl",
+    ),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
     (
         regex(

@@ -13,21 +13,24 @@ from statistics import median
 from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.signals import Point, RunLog, Series
+from replay_core.regexes import regex
 
 #: Steps before and since, and the share of those before in which an environment may pay nothing.
 BEFORE, SINCE, AT_NOTHING = 8, 5, 0.05
 
 
-@rule("L62", "one environment pays nothing any more", link="rewards", scope="signals", needs=("source_reward",),
-      explains=("L08", "L17", "D74"), lasts=True,
+@rule("L62", "one environment pays nothing any more", link="rewards", scope="signals",
+      needs=("source_reward|reward_function",), explains=("L08", "L17", "D74"), lasts=True,
       source="prime-rl and tinker-cookbook log the reward of each environment")  # fmt: skip
 def source_dies(log: RunLog) -> Iterator[Finding]:
     """The mean reward of one environment (or data set) of several is exactly 0 from some step to the last, over 5 steps
     and more and a tenth of all, after 8 and more of which it was 0 in a twentieth at the most, while another one's is
-    not: an error.
+    not: an error. So is it of the correct rate of one verifier, or one function's reward (none that is a penalty),
+    where the last 5 steps before still paid half of what it paid: a policy may lose that by and by.
     """
-    every = log.all("source_reward")
-    skip_if(len(every) < 2, "needs the rewards of two environments")
+    of_sources = log.all("source_reward")
+    every = [*of_sources, *(one for one in log.all("reward_function") if not _OF_ALL.search(one.name))]
+    skip_if(len(every) < 2, "needs the rewards of two environments, verifiers or functions")
     for series in every:
         points = [point for point in series.points if math.isfinite(point.value)]
         at = len(points)
@@ -38,24 +41,40 @@ def source_dies(log: RunLog) -> Iterator[Finding]:
             continue
         if sum(value == 0 for value in before) > AT_NOTHING * len(before):
             continue
+        is_verifier = series not in of_sources or series.framework == "open-instruct"
+        if is_verifier and not _is_paid(before):
+            continue
         others = [one for one in every if one.name != series.name and any(_since(one, since[0]))]
         if not others:
             continue
         name = series.name.removesuffix("/Reward").removeprefix("reward/").removesuffix("/mean")
         yield error(
-            f"one environment pays nothing from step {since[0].step} on: the reward of {name} is exactly 0 in all of "
+            f"one {'verifier' if is_verifier else 'environment'} pays nothing from step {since[0].step} on: the reward "
+            f"of {name} is exactly 0 in all of "
             f"the last {len(since)} steps, {median(before[-10:]):.3g} before, while "
             + " and ".join(f"{one.name} is {median(_since(one, since[0])):.3g}" for one in others[:2]),
             series.of(since),
             series.shown_at(since[0], f"about {median(before[-10:]):.3g}"),
             shown("steps at 0", len(since)),
             *(one.shown(median(_since(one, since[0]))) for one in others[:2]),
-            cause="the grader of that environment died or fails (a server that is down, a time-out or an exception "
+            cause="its grader died or fails (a server that is down, a time-out or an exception "
             "that is scored 0, other ground truths): no policy loses all of one reward from one step to the next and "
             "keeps the others",
             next_step=f"grade one response of {name} from before step {since[0].step} by hand; its own log at that "
             "time; leave it out until it pays again",
         )
+
+
+#: What is over all verifiers is none of them.
+_OF_ALL = regex(r"(?:^|/)(?:verifiable_correct_rate|successes|format_scores)$")
+#: The part of what it paid that a verifier still pays in the steps before it pays nothing.
+STILL = 0.5
+
+
+def _is_paid(before: list[float]) -> bool:
+    """Whether it paid, never took, and as good as to the last."""
+    last = before[-SINCE:]
+    return min(before) >= 0 and min(last) > 0 and sum(last) / len(last) >= STILL * sum(before) / len(before)
 
 
 def _since(series: Series, first: Point) -> list[float]:

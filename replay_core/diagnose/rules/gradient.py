@@ -18,7 +18,15 @@ from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.log_steps import StepTold, first_broken, numbers, severity_of, steps_of, steps_told
+from replay_core.diagnose.log_steps import (
+    StepTold,
+    first_broken,
+    numbers,
+    scale_falls,
+    severity_of,
+    steps_of,
+    steps_told,
+)
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.records import Record, TensorRef
@@ -282,10 +290,11 @@ def _nothing_of_a_loss(log: RunLog, norms: Series | None) -> Finding | None:
       source="verl#2505, #1197")  # fmt: skip
 def never_a_number(log: RunLog) -> Finding | None:
     """grad_norm NaN or infinite at every step, from the first on, as the first signal that is, with a finite loss: an
-    accumulation of 0 micro-batches (mini // (micro * dp) = 0). An error.
+    accumulation of 0 micro-batches (mini // (micro * dp) = 0). An error. Not where lines tell of a loss scale that
+    falls (D21).
     """
     broken = first_broken(log)
-    if broken is None or not broken.is_gradient_alone:
+    if broken is None or not broken.is_gradient_alone or scale_falls(log, broken.steps):
         return None
     kinds = {"NaN" if math.isnan(value) else "infinite" for value in broken.series.values if not math.isfinite(value)}
     return error(

@@ -1252,6 +1252,30 @@ def _is_lost(values: list[float]) -> bool:
     return now <= REST * begun and trends.drift(values) < -BOTH_Z
 
 
+#: Steps before a format is learnt, and since, that tell what answers were worth.
+BEFORE_IT, SINCE_IT = 4, 12
+
+
+def _is_given_up(form: Series, right: Series) -> bool:
+    """Whether right answers come to half and less as a format's reward comes to its most, and stay there: each of its
+    last thirds lies there too, and hardly a step comes back to what there was before.
+    """
+    told = {point.step: point.value for point in right.points if math.isfinite(point.value)}
+    both = [(p.value, told[p.step]) for p in form.points if math.isfinite(p.value) and p.step in told]
+    paid = [value for value, _ in both]
+    if len(both) < BEFORE_IT + SINCE_IT or trends.level(paid) < ALL * max(paid) or max(paid) <= 0:
+        return False
+    at = next(at for at, value in enumerate(paid) if value >= ALL * max(paid))
+    before, since = ([value for _, value in part] for part in (both[:at], both[at:]))
+    if len(before) < BEFORE_IT or len(since) < SINCE_IT or paid[0] > REST * max(paid) or min(before) < 0:
+        return False
+    # The last of the steps before are those in which it is lost already.
+    was = sum(before[:BEFORE_IT]) / BEFORE_IT
+    end = since[-(len(since) // 3) :]
+    comes_back = sum(value >= was for value in since)
+    return max(sum(since) / len(since), sum(end) / len(end)) <= REST * was and comes_back <= len(since) // 10
+
+
 _FORM = regex(r"format|(?:^|[/_.])fmt", re.IGNORECASE)
 _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])", re.IGNORECASE)
 
@@ -1263,7 +1287,8 @@ def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
     explains (12 steps and more): an error. So does one for the format that comes to 19 twentieths of its most from
     four fifths and less: it is learnt in the first steps, and at rest since. Or one that rises to nine tenths of its
-    most while right answers come to half and less, third by third and each trend by p = .05. Of 3 and more, where one
+    most while right answers come to half and less, third by third and each trend by p = .05; or are at half and less of
+    their first 4 steps ever since the format is learnt, early in the run. Of 3 and more, where one
     rises and the other falls in every step, and each by half: worth knowing. Where the reward is one weighted sum of
     its functions (solved for over all steps) and a right answer weighs more in it than the form, the form is not what
     answers were lost for: worth knowing (a reward that falls with it is L08's).
@@ -1293,7 +1318,9 @@ def form_over_answers(log: RunLog) -> Finding | None:
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
         is_up = up > trends.DRIFT_Z or (form is not whole and _is_learnt(form.finite))
-        is_lost = form is not whole and _is_all_there_is(form.finite) and _is_lost(right.finite)
+        is_lost = form is not whole and (
+            (_is_all_there_is(form.finite) and _is_lost(right.finite)) or _is_given_up(form, right)
+        )
         if (is_up and down < -trends.DRIFT_Z) or is_lost:
             if form is not whole and 0 <= paid_for.get(form.name, -1.0) + ROUNDING < paid_for.get(right.name, 0.0):
                 return _paid_and_lost(form, right, paid_for)

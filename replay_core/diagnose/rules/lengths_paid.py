@@ -141,3 +141,38 @@ def _with_another(log: RunLog, series: Series, length: Series) -> tuple[float, s
         if left < EXACT * y.std() and abs(parts[0]) * columns[:, 0].std() > HALF * y.std():
             return float(parts[0]), f" and {parts[1]:.2g} times {other.name}"
     return None
+
+
+#: The share of responses that may be aborted or empty by the end, what it is at most at first, and steps.
+ABORTED, ABORTED_BAD, AT_FIRST, ABORTED_STEPS = 0.05, 0.25, 0.5, 8
+
+
+@rule("L65", "responses come back aborted or empty", link="tokens", scope="signals", needs=("aborted",),
+      lasts=True, explains=("L05", "L08", "L09", "D20", "D37"), source="verl: response/aborted_ratio")  # fmt: skip
+def aborted(log: RunLog) -> Finding | None:
+    """The share of responses without a token is over .05 in the last tenth of 8 steps and more (their median): a
+    warning, over .25 an error. An engine aborts requests at a weight update, a time-out or a limit of the prompt.
+    """
+    series = given(log.get("aborted"))
+    values = series.finite
+    skip_if(len(values) < ABORTED_STEPS, f"needs {ABORTED_STEPS} steps")
+    now = trends.level(values, max(5, len(values) // 10))
+    if not ABORTED < now <= 1:
+        return None
+    begun = trends.level(values[: max(3, len(values) // 10)])
+    rises = begun < AT_FIRST * now and trends.rises(values)
+    bad = [point for point in series.points if point.value > ABORTED]
+    length = log.get("response_length")
+    return finding(
+        "error" if now > ABORTED_BAD else "warning",
+        f"{now:.0%} of the responses come back aborted or empty: {series.name} is {now:.3g}"
+        + (f", and was {begun:.2g} at first" if rises else ""),
+        series.of(bad),
+        series.shown(now, f"< {ABORTED:g}"),
+        *([] if length is None else [length.shown(trends.level(length.finite))]),
+        cause="the engine aborts requests (at each update of its weights, by a time-out, as prompts leave no room), "
+        "and what it gives back is taken for a response of no tokens instead of being generated again or gone on with: "
+        "that part of the batch teaches nothing, and means over the others look well",
+        next_step="look at the finish reasons of one step; resume aborted requests (partial rollouts) or generate them "
+        "again; leave samples without a token out of the batch and of the group's mean",
+    )

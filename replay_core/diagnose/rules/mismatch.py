@@ -403,7 +403,7 @@ def _is_sure(log: RunLog) -> bool:
     return trends.level(apart.finite) < LIMITS["prob_diff"].warning / 4 and trends.level(entropy.finite) < SURE
 
 
-@rule("D09", "engine and trainer disagree", link="logprobs", scope="signals", needs=("|".join(LIMITS),),
+@rule("D09", "engine and trainer disagree", link="logprobs", scope="signals", needs=("|".join([*LIMITS, "behave_kl"]),),
       source="NeMo-RL docs; slime and miles CI; verl-omni#637")  # fmt: skip
 def mismatch(log: RunLog) -> Finding | None:
     """Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
@@ -425,7 +425,7 @@ def mismatch(log: RunLog) -> Finding | None:
         if limit.is_past(now, limit.warning) and not (signal == "prob_pearson" and _is_sure(log))
     ]
     if not bad:
-        return _leaps(log) or _begins(log)
+        return _leaps(log) or _begins(log) or _of_no_age(log)
     if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
     if any(old_is_odd(batch) is not None for batch in log.samples()):
@@ -476,6 +476,32 @@ def mismatch(log: RunLog) -> Finding | None:
         else "another precision or kernel, dropout left on, a temperature or top-p that one side applies, weights "
         "that were not synced, a chat template, packing, tokens in the loss mask that no engine sampled such as "
         "padding, prompt or tool output: the log has one number for all of them",
+        next_step=TOLD_APART,
+    )
+
+
+def _of_no_age(log: RunLog) -> Finding | None:
+    """Where the policy that sampled and the one that is recomputed before the update (decoupled PPO) differ although
+    no sample is older than the weights: only the engine and the trainer are left to.
+    """
+    series, age = log.get("behave_kl"), log.get("sample_age") or log.get("weight_lag")
+    values = [] if series is None else [abs(value) for value in series.finite]
+    if series is None or age is None or len(values) < trends.MIN_STEPS or not age.finite or any(age.finite):
+        return None
+    limit, now = LIMITS["logprob_diff"], trends.level(values)
+    if not limit.is_past(now, limit.warning):
+        return None
+    return finding(
+        "error" if limit.is_past(now, limit.error) else "warning",
+        f"engine and trainer disagree: {series.name} is {now:.3g} where no sample is old ({age.name} is 0 in every "
+        "step), so that no update lies between the log-probabilities that it compares",
+        series,
+        series.shown(now if series.last.value > 0 else -now, f"within {limit.warning:g} of 0"),
+        shown("in the first step", series.points[0].value),
+        age.shown(0.0),
+        cause="one side adds something to the logits that the other does not: a temperature (the engine samples at "
+        "another one than the trainer scores at), top-p, a penalty; or another precision, template or model, or "
+        "weights that were not synced",
         next_step=TOLD_APART,
     )
 

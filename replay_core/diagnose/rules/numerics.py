@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +16,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FOLLOWED
-from replay_core.diagnose.log_steps import FORWARDS, LOSSES, FirstBroken, first_broken, steps_told
+from replay_core.diagnose.log_steps import FORWARDS, LOSSES, FirstBroken, first_broken, scale_falls, steps_told
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE, ORDER
@@ -380,12 +381,15 @@ def first_metric(log: RunLog) -> Finding | None:
     NaN in the spread of rewards is a group of one (D06); a finite loss whose gradient is NaN at every step is D22. A
     gradient that is not finite once, with everything finite after it, is a skipped step: a warning. Where a loss scale
     is logged that comes to a quarter and less, it is the overflow of fp16 (worth knowing alone where it is rare, or the
-    run's later half has none), but for NaN that go on whatever the scale. KL and clip
+    run's later half has none), but for NaN that go on whatever the scale; and where lines of a loss scale that skips
+    steps (DeepSpeed's OVERFLOW) stand in half of them. KL and clip
     fractions alone, with a finite loss or gradient in those steps, are figures that are not computed: a warning.
     """
     broken = first_broken(log)
-    if broken is None or broken.is_spread or broken.is_gradient_alone:
+    if broken is None or broken.is_spread:
         return None
+    if broken.is_gradient_alone:
+        return _overflows(log, broken)
     series, point, steps = broken.series, broken.point, broken.steps
     signal = series.signal
     if broken.is_figure_alone:
@@ -480,6 +484,8 @@ def first_metric(log: RunLog) -> Finding | None:
             "--gradients . -- YOUR COMMAND names the first tensor",
             steps=steps,
         )
+    if not recovered and (overflow := _overflows(log, broken)) is not None:
+        return overflow
     return finding(
         "warning" if recovered else "error",
         "grad_norm is not finite once, and the run goes on"
@@ -501,6 +507,37 @@ def first_metric(log: RunLog) -> Finding | None:
 #: The share of steps that a loss scale which finds its height may lose; below that scale (of 2^16) small gradients are
 #: lost: fp16 ends at 6e-8, and a gradient of 1e-9 is an ordinary one.
 RARE, LEAST_SCALE = 0.15, 128.0
+
+
+_AT_MINIMUM = regex(r"[^\n]*loss scale already at minimum[^\n]{0,80}", re.IGNORECASE)
+
+
+def _overflows(log: RunLog, broken: FirstBroken) -> Finding | None:
+    """Where lines tell that a loss scale (DeepSpeed's) skips steps, and as often as the gradient is not finite: it is
+    that overflow, and the line of the scale that is at its minimum is its end.
+    """
+    texts, series, steps = scale_falls(log, broken.steps), broken.series, broken.steps
+    if not texts:
+        return None
+    first, last = texts[0][1][1], texts[-1][1][2] or texts[-1][1][1]
+    ends = next((one for one in log.told if _AT_MINIMUM.search(one.text)), None)
+    return error(
+        f"fp16 gradients overflow: {series.name} is not finite in {len(steps)} of {len(series.points)} steps, which "
+        f"are skipped, and the loss scale falls from {float(first):.4g} to {float(last):.4g}"
+        + (", its minimum, where the run ends" if ends is not None else ""),
+        broken.point.where(series.name),
+        shown("lines that tell of an overflow", len(texts), "0", f"line {texts[0][0].point.line}"),
+        shown("loss scale", float(last), f"about {float(first):.4g}", f"line {texts[-1][0].point.line}"),
+        *([] if ends is None else [shown("the run ends", _AT_MINIMUM.findall(ends.text)[-1], None, "log")]),
+        *broken.evidence,
+        link="gradient",
+        cause="the loss scale is halved at each overflow and never settles: gradients (or activations) are beyond what "
+        "fp16 holds whatever the scale, as those of a model that was made for bf16, or they are NaN whatever it is (a "
+        "0/0 in the loss); no update was made in those steps",
+        next_step="train in bf16; else compute logits and loss in float32; rldbg record --gradients . -- YOUR COMMAND "
+        "names the first tensor",
+        steps=steps,
+    )
 
 
 def _sinks(log: RunLog) -> Series | None:

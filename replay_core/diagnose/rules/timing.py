@@ -73,7 +73,10 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     like. A phase whose median takes a larger share of a step than it should is a warning: the synchronisation of
     weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5 (no wait that is as long, to .15, as
     the generation beside it: they take turns), log-probabilities of old policy or reference .6; worth knowing alone of
-    what takes place in every second step or less, shared among all.
+    what takes place in every second step or less, shared among all. Read first of these: a phase (no wait) that takes 3
+    times as long in the last quarter as in the first (z over 4, 16 steps and more), a second more, and .15 of a step,
+    and a share that grows by a quarter, where neither longer responses nor
+    more batches explain it: a warning.
     """
     whole = seconds(log)
     if whole is None:
@@ -99,7 +102,11 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         for point in steady[series.name]
         if point.value > STALL * middles[series.name] and point.value - middles[series.name] > _SHARE * typical
     ]
-    yield from _shares(phases, typical, max(len(series.finite) for series in phases))
+    outgrown = _outgrows(phases, whole, log)
+    if outgrown is not None:
+        yield outgrown
+    else:
+        yield from _shares(phases, typical, max(len(series.finite) for series in phases))
     if stalls:
         # The whole step is slow because a phase is: the phase says more.
         named = [stall for stall in stalls if stall[1].signal == "phase_seconds"] or stalls
@@ -156,6 +163,68 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
             next_step="compare the phases' trends; " + _NEXT,
             steps=steps_of(whole.points[-len(last) :]),
         )
+
+
+#: How many times its time in the first quarter a phase takes in the last, and the share of a step that it comes to; and
+#: steps of a quarter.
+OUTGROWN, ITS_SHARE, _QUARTER = 3.0, 0.15, 4
+#: How many times its share of a step grows, where the growth is its own.
+_ITS_OWN = 1.25
+
+
+def _outgrows(phases: list[Series], whole: Series | None, log: RunLog) -> Finding | None:
+    """The phase that takes several times as long at the end as it did at the beginning, at the same work: a warning.
+    No wait, which is as long as another's work is, and nothing that the length of responses or more batches explain.
+    """
+    if whole is None or len(whole.finite) < 4 * _QUARTER:
+        return None
+    length, batches = log.get("response_length"), log.get("generated_batches")
+    longer = _ends_over_begins(length.finite) if length is not None else 1.0
+    more = _ends_over_begins(batches.finite) if batches is not None else 1.0
+    at_most = max(OUTGROWN, more * max(SLOWER * longer, longer**2))
+    found = []
+    for series in phases:
+        values = series.finite[trends.WARM_UP :]
+        quarter = len(values) // 4
+        if series.signal != "phase_seconds" or quarter < _QUARTER or regex(_WAITS).search(series.name.lower()):
+            continue
+        if _GENERATES.search(series.name) and (length is None or batches is not None):
+            continue
+        first, last = values[:quarter], values[-quarter:]
+        begun, now = median(first), median(last)
+        if not begun > 0 or now < at_most * begun or now - begun < SLOWER_S:
+            continue
+        if now < ITS_SHARE * trends.level(whole.finite, quarter):
+            continue
+        if trends.drift(values) > SURELY and _lies_above(last, first):
+            found.append((now / begun, series))
+    if not found:
+        return None
+    series = max(found, key=lambda one: one[0])[1]
+    begun, now = trends.level(series.finite[:3]), trends.level(series.finite, 3)
+    first_share, share = begun / trends.level(whole.finite[:3]), now / trends.level(whole.finite, 3)
+    # Steps that have more to do, as of more batches that are drawn for each, are longer in every phase.
+    if share < _ITS_OWN * first_share:
+        return None
+    points = series.points[-(len(series.points) // 2) :]
+    return warning(
+        f"{series.name} grows from step to step: from {begun:.3g} s in the first steps to {now:.3g} s in the last, "
+        f"from {first_share:.0%} to {share:.0%} of a step" + ("" if length is None else _not_by(length)),
+        series.ended,
+        series.shown(now, f"about {begun:.3g}"),
+        shown("share of a step", share, f"about {first_share:.2g}", "log"),
+        cause="something accumulates in that phase: a queue, buffer or cache that is never emptied, handles or "
+        "connections that are opened anew each time, requests that are not freed, sequences or lists that are "
+        "appended to, fragmentation",
+        next_step="time what is in the phase alone, early and late; py-spy dump at a late step",
+        steps=steps_of(points),
+    )
+
+
+def _ends_over_begins(values: list[float]) -> float:
+    """How many times the first quarter's median the last one's is; 1 and more."""
+    quarter = len(values) // 4
+    return 1.0 if quarter < 1 else max(1.0, median(values[-quarter:]) / max(median(values[:quarter]), 1e-12))
 
 
 def _lies_above(last: list[float], first: list[float]) -> bool:

@@ -47,6 +47,28 @@ def test_environments_that_go_on_or_all_end_are_none(tmp_path: Path) -> None:
     assert "L62" not in ids(diagnosed(tmp_path, environments(21, both=True)))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("objective/chem_correct_rate", "objective/bio_correct_rate"),
+        ("critic/score/chem", "critic/score/bio"),
+        ("rewards/chem_func/mean", "rewards/bio_func/mean"),
+    ],
+)
+def test_a_verifier_that_pays_nothing_any_more_is_named(names: tuple[str, str], tmp_path: Path) -> None:
+    def text(dead: list[float]) -> str:
+        draw = random.Random(6)
+        return verl([{names[0]: paid, names[1]: draw.uniform(0.4, 0.6)} for paid in dead])
+
+    draw = random.Random(7)
+    paid = [draw.uniform(0.4, 0.6) for _ in range(20)]
+    found = only(diagnosed(tmp_path, text(paid + [0.0] * 20)), "L62")
+    assert (found.severity, found.steps[0], names[0] in found.claim or "chem" in found.claim) == ("error", 21, True)
+    assert "L62" not in ids(diagnosed(tmp_path, text(paid + [0.2] * 20)))
+    if "score" not in names[0]:  # by and by a policy may lose it
+        assert "L62" not in ids(diagnosed(tmp_path, text(paid + [0.3, 0.2, 0.1, 0.05, 0.02] + [0.0] * 20)))
+
+
 def cut(share: float, length: float, *, again: bool = True) -> str:
     """20 steps of verl, then 20 with another share of cut responses and another length, started again before them."""
     draw = random.Random(4)
@@ -115,3 +137,23 @@ def test_a_wait_that_is_the_whole_generation_is_no_idling(tmp_path: Path) -> Non
     assert ids(diagnosed(tmp_path, timed())) == []
     overlapping = only(diagnosed(tmp_path, timed(waits=0.7)), "D37")
     assert "waiting for data or for another process" in overlapping.claim
+
+
+@pytest.mark.parametrize(("slower", "tokens"), [(1.2, 0.0), (0.0, 0.0), (1.2, 200.0)])
+def test_a_phase_that_takes_several_times_as_long_is_named_with_its_growth(
+    slower: float, tokens: float, tmp_path: Path
+) -> None:
+    draw = random.Random(9)
+    steps = []
+    for step in range(40):
+        told = {
+            "timing_s/broadcast_params": (3.0 + slower * step) * draw.uniform(0.95, 1.05),
+            "timing_s/gen": 35.0 * draw.uniform(0.95, 1.05),
+            "timing_s/update_actor": 20.0 * draw.uniform(0.95, 1.05),
+            "response_length/mean": (800.0 + tokens * step) * draw.uniform(0.97, 1.03),
+        }
+        told["timing_s/step"] = sum(value for name, value in told.items() if name.startswith("timing_s/"))
+        steps.append(told)
+    found = [one.claim for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "D37"]
+    grows = any("timing_s/broadcast_params grows from step to step" in claim for claim in found)
+    assert grows is (slower > 0 and not tokens)

@@ -194,3 +194,67 @@ def test_gradients_far_above_an_ordinary_bound_are_of_a_sum(bound: float, words:
 def test_a_rate_that_is_off_by_little_is_worth_knowing(rate: float, severity: str, tmp_path: Path) -> None:
     text = "learning_rate: 1.0e-06\n" + trl([{"learning_rate": rate}] * 12)
     assert only(diagnosed(tmp_path, text), "D124").severity == severity
+
+
+def test_an_overflow_that_lines_of_the_loss_scale_tell_of_leads_over_its_gradient(tmp_path: Path) -> None:
+    def text(said: bool) -> str:
+        lines = _openrlhf(
+            policy_loss=_wavering(0.1, 0.05, 12, 0.01), reward=_wavering(0.3, 0.31, 12, 0.02),
+            actor_grad_norm=[float("inf")] * 12,
+        ).splitlines(keepends=True)  # fmt: skip
+        scales = [
+            f"[2026-10-04 09:{n:02d}:30,114] [INFO] [loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank 0 "
+            f"Skipping step. Attempted loss scale: {4096 >> n}, reducing to {2048 >> n}\n"
+            for n in range(12)
+        ]
+        return "".join(scale * said + line for scale, line in zip(scales, lines, strict=True))
+
+    found = diagnosed(tmp_path, text(True)).findings[0]
+    assert (found.id, found.severity) == ("D21", "error")
+    assert "fp16 gradients overflow" in found.claim
+    assert "from 4096 to 1" in found.claim
+    assert "fp16" not in diagnosed(tmp_path, text(False)).findings[0].claim
+
+
+@pytest.mark.parametrize("after", [0.05, 0.17])
+def test_answers_that_are_lost_as_a_format_is_learnt_early_in_a_long_run(after: float, tmp_path: Path) -> None:
+    draw = random.Random(8)
+    steps = [
+        {
+            "rewards/exact_answer/mean": (0.2 if n < 5 else after) * draw.uniform(0.5, 1.5),
+            "rewards/tags_format/mean": min(0.05 + 0.16 * n, 0.99) * draw.uniform(0.99, 1.0),
+        }
+        for n in range(70)
+    ]
+    steps = [each | {"reward": sum(each.values())} for each in steps]
+    found = [one.id for one in worrying(diagnosed(tmp_path, trl(steps)))]
+    assert ("L12" in found) is (after < 0.1)
+
+
+@pytest.mark.parametrize("end", [1.0, 2.4])
+@pytest.mark.parametrize("names", [("moe/aux_loss", "moe/max_expert_load"), ("load_balancing_loss", "max_vio")])
+def test_a_router_that_gets_unbalanced_is_named(end: float, names: tuple[str, str], tmp_path: Path) -> None:
+    losses, loads = _wavering(1.0, end, 30, 0.04, 1), _wavering(1.2, 1.2 * end, 30, 0.05, 2)
+    steps = [{names[0]: one, names[1]: other} for one, other in zip(losses, loads, strict=True)]
+    found = [one for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "L64"]
+    assert [one.severity for one in found] == ["warning"] * (end > 1)
+    assert all("the router gets unbalanced" in one.claim and names[1] in one.claim for one in found)
+
+
+@pytest.mark.parametrize(("end", "severity"), [(0.0, []), (0.03, []), (0.2, ["warning"]), (0.4, ["error"])])
+def test_responses_that_come_back_aborted_are_told(end: float, severity: list[str], tmp_path: Path) -> None:
+    steps = [{"response/aborted_ratio": max(0.0, end * (step - 5) / 24)} for step in range(30)]
+    found = [one for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "L65"]
+    assert [one.severity for one in found] == severity
+
+
+@pytest.mark.parametrize(("kl", "age", "is_told"), [(0.09, 0.0, True), (-0.06, 0.0, True), (0.004, 0.0, False),
+                                                    (0.09, 2.0, False)])  # fmt: skip
+def test_a_mismatch_where_no_sample_is_old_is_the_engines(kl: float, age: float, is_told: bool, tmp_path: Path) -> None:
+    steps = [
+        {"ppo_actor/update/behave_approx_kl/avg": each, "ppo_actor/update/version_stats/sample_staleness/avg": age}
+        for each in _wavering(kl, kl, 20, 0.001)
+    ]
+    found = [one.claim for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "D09"]
+    assert bool(found) is is_told
+    assert all("no sample is old" in claim for claim in found)
