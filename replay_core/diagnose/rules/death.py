@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -135,7 +135,7 @@ def _are_engines(fatal: list[Told], log: RunLog) -> bool:
     """Whether what died were engines that the run itself has started again, and it went on with its next step."""
     again = [one.point for one in log.events("engine_again")]
     first = min(one.point.line or 0 for one in fatal)
-    rewards: list[Point] = max((each.points for each in log.all("reward")), key=len, default=[])
+    rewards: Sequence[Point] = max((each.points for each in log.all("reward")), key=len, default=())
     # Of steps that are taken anew the log keeps the later ones.
     behind = [p.step or 0 for p in rewards if (p.line or 0) > first]
     return (
