@@ -5,6 +5,8 @@ of a pretty-printed `log_history`, what pprint makes of a step's metrics.
       "loss": 0.28,                      'reward': 4.0, 'reward_std': 0.0}
       "step": 500
     }
+    step:1 - {'generate/avg_num_tokens': '315.48',       SkyRL: pprint behind the step's number
+     'trainer/global_step': 1}
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from replay_core.dumps.log_lines import TrainerLine
+from replay_core.dumps.metric_lines import NUMBERED
 from replay_core.regexes import regex
 
 #: Lines of one mapping: a trainer logs fewer figures of a step.
@@ -43,6 +46,8 @@ def joined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
                     yield replace(parts[0], text=" ".join(part.text.strip() for part in held.pop(line.stream)))
                 continue
             yield from held.pop(line.stream)
+        if "step:" in text and (numbered := NUMBERED.search(text)) is not None:
+            text = text[numbered.end() - 1 :]
         if (
             text.startswith("{")
             and "}" not in text

@@ -32,6 +32,7 @@ from replay_core.dumps.log_progress import StepsSaid, is_other_bar, step_of_bar
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.log_stages import Split, ToldRow, begins_anew, epoch_in, last_run, paid_stage
 from replay_core.dumps.metric_lines import (
+    NUMBERED,
     column_row,
     is_aside,
     is_of_an_environment,
@@ -217,6 +218,8 @@ def _log(path: Path) -> _Log:
     log = _Log()
     counted: dict[str, int] = {}
     unnumbered: set[str] = set()
+    #: Streams that number each step below what they log of it without a number.
+    told_of: set[str] = set()
     #: By stream, the steps that its own lines number.
     named: dict[str, set[int]] = {}
     #: The bar's step by counted step; None once a line has no such bar, or numbers its own.
@@ -273,8 +276,9 @@ def _log(path: Path) -> _Log:
                     Event("finished", line.text.strip()[:200], line.number, line.rank)
                 )
             if step is None:
-                log.counted = True
-                unnumbered.add(line.stream)
+                if line.stream not in told_of:
+                    log.counted = True
+                    unnumbered.add(line.stream)
                 following = counted.get(line.stream, 0)
                 step = max(following - 1, 0) if is_aside(values) else following
                 if barred is not None and not is_aside(values):
@@ -282,6 +286,13 @@ def _log(path: Path) -> _Log:
                     barred = None if bar is None or barred.setdefault(step, bar) != bar else barred
             else:
                 barred = None
+                if line.stream in unnumbered and "step:" in line.text and NUMBERED.search(line.text):
+                    # What SkyRL logs of an update without a number is of the step whose mapping follows.
+                    unnumbered.discard(line.stream)
+                    told_of.add(line.stream)
+                    log.counted = bool(unnumbered)
+                    if counted[line.stream] == 1 and step != 0 and (first := log.metrics.pop((0, line.rank), None)):
+                        log.metrics[step, line.rank] = first
                 named.setdefault(line.stream, set()).add(step)
             counted[line.stream] = step + 1
             if not is_aside(values):

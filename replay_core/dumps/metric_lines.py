@@ -2,6 +2,7 @@
 
 {'loss': 0.01, 'grad_norm': 0.8, 'epoch': 0.1}                transformers, TRL, ms-swift (also in JSON's quotes)
 step:3 - actor/pg_loss:0.01 - actor/grad_norm:np.float64(0.8) verl, SkyRL
+step:3 - {'policy/final_loss': '0.01'}                        SkyRL
 step 3: {'train/loss': 0.01, 'train/grad_norm': 0.8}          slime, miles; `Global step 3: {...}` OpenRLHF
 Step 3 | Time: 5.3s | Loss: 0.01 | Grad. Norm: 0.8            prime-rl
 iteration 3/ 100 | lm loss: 1.2E+00 | grad norm: 0.8 |        Megatron
@@ -27,6 +28,8 @@ _NAMED = regex(
     r"\b(?:global[_ ]step|step|rollout|perf|eval|passrate|multi_turn|train|update|iter(?:ation)?) (\d{1,12}): \{",
     re.IGNORECASE,
 )
+#: SkyRL's mapping behind the step's number.
+NUMBERED = regex(r"\bstep:(\d{1,12}) - \{")
 _DICT = regex(r"""(?:\{|^)\s*((?:'[^'\n]{1,200}'|"[^"\n]{1,200}"):\s?.*?)(?:\}|$)""")
 _DICT_PAIR = regex(
     rf"""(?:'([^'\n]{{1,200}})'|"([^"\n]{{1,200}})"):\s?['"]?{_WRAPPED}({_NUM})['"]?(?=[,}})]|\s*$)""", re.IGNORECASE
@@ -57,6 +60,9 @@ def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The step (None: the line names none) and metrics of a line of metrics; no metrics for any other line."""
     if "step:" in line and (match := _VERL.search(line)):
         return int(match.group(1)), _numbers(_VERL_PAIR.findall(match.group(2)))
+    if "step:" in line and (match := NUMBERED.search(line)):
+        values = _numbers(_pairs(line[match.end() :]))
+        return int(match.group(1)), {name: value for name, value in values.items() if name not in _STEP_KEYS}
     if ": {" in line and (match := _NAMED.search(line)) and (end := line.rfind("}")) >= match.end():
         return int(match.group(1)), _numbers(_pairs(line[match.end() : end]))
     if ("':" in line or '":' in line) and (match := _DICT.search(line)):

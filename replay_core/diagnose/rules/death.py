@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.misfits import Misfit, misfit
 from replay_core.diagnose.raised import Raised, raised, unknown, with_code
 from replay_core.diagnose.rule import rule
-from replay_core.diagnose.signals import RunLog, Told
+from replay_core.diagnose.signals import Point, RunLog, Told
 from replay_core.diagnose.with_values import with_values
 from replay_core.dumps.log_events import DEATHS, GOES_ON, LAST_ERROR, PROGRESS, UNTOLD
 from replay_core.dumps.metrics import PLANNED
@@ -67,7 +67,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     beside what reached the top, and Ray's driver names the class. What known texts mean is a table
     (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
     the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
-    follow: that is another start of the run. A traceback that more metrics follow, or steps of the bar, was caught:
+    follow: that is another start of the run; worth knowing where the run says that it starts that engine again, and its
+    steps go on. A traceback that more metrics follow, or steps of the bar, was caught:
     info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
     ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
@@ -109,7 +110,9 @@ def died(log: RunLog) -> Iterator[Finding]:
         return  # a rank that ran out of memory is why the others waited
     before = [one for one in told if one not in at_the_end]
     fatal = [one for one in before if one.kind in ("nccl", "cuda_error", "killed")]
-    if fatal and not (all(map(_is_preempted, fatal)) and last):
+    if fatal and _are_engines(fatal, log):
+        yield _restarted(fatal, log)
+    elif fatal and not (all(map(_is_preempted, fatal)) and last):
         yield _dead(fatal, went_on=True, counted=log.is_counted)
     caught = [one for one in before if one.kind == "traceback"]
     if caught and not fatal:
@@ -122,6 +125,43 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+#: Lines behind a worker's end in which the trainer says that it starts its engine again.
+_SOON = 100
+
+
+def _are_engines(fatal: list[Told], log: RunLog) -> bool:
+    """Whether what died were engines that the run itself has started again, and it went on with its next step."""
+    again = [one.point for one in log.events("engine_again")]
+    first = min(one.point.line or 0 for one in fatal)
+    rewards: Sequence[Point] = max((each.points for each in log.all("reward")), key=len, default=())
+    # Of steps that are taken anew the log keeps the later ones.
+    behind = [p.step or 0 for p in rewards if (p.line or 0) > first]
+    return (
+        all(
+            (_GONE_UNTOLD.search(one.text) or _ENGINE.search(one.text))
+            and any(p.path == one.point.path and 0 < (p.line or 0) - (one.point.line or 0) <= _SOON for p in again)
+            for one in fatal
+        )
+        and bool(behind)
+        and min(behind) > max(one.point.step or 0 for one in fatal)
+        and not any((one.point.line or 0) > first for one in log.events("started"))
+    )
+
+
+def _restarted(fatal: list[Told], log: RunLog) -> Finding:
+    again = log.events("engine_again")
+    return info(
+        f"an inference engine died at line {fatal[0].point.line}, was started again, and the run went on: "
+        f"{_words(fatal[0])}",
+        fatal[0].point.where(),
+        shown("line", again[-1].text.splitlines()[0][:200], None, f"line {again[-1].point.line}"),
+        shown("lines that tell of its end", len(fatal), "0", "log"),
+        cause="one of several engines ended; its requests were sent to it again, or lost",
+        next_step="the engine's own log at that time; where it happens often, its memory (dmesg | grep -i oom)",
+        steps=steps_of(one.point for one in fatal),
+    )
 
 
 #: How Ray tells that a worker is gone, and does not know why.

@@ -411,12 +411,13 @@ def mismatch(log: RunLog) -> Finding | None:
     mean|d| over 0.03 (0.1 an error), mean e^|d| over 1.05 (1.2), k3 over 1e-3 (0.1), mean difference of the
     probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9; not where they hardly differ and the entropy is below
     .05). One number does not name a cause: a shift, a temperature, stale weights and packing all look like this. A
-    healthy bf16 mixture of experts has mean|d| of 0.064: up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it
-    does not rise. It is info, too, where the first step has none, the second all of it, and it does not grow, within
-    .5 nats, .1 of probability and .1 of k3: weights one update old, as of every asynchronous run. A warning at most
-    where it begins as the policy falls apart (L08). A warning, too, where each of the first 8 steps is past the limit
-    (and past what precision comes to) of 16 and more that come to less: no weights are old there, and a policy that
-    gets surer of its tokens hides the cause.
+    healthy bf16 mixture of experts has mean|d| of 0.064: up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it does
+    not rise. It is info, too, where the first step has none, the second all of it, and it does not grow, within .5
+    nats, .1 of probability and .1 of k3: weights one update old, as of every asynchronous run; and where the log tells
+    that samples are some updates old, and the first step has less than half of it, and it does not grow. A warning at
+    most where it begins as the policy falls apart (L08). A warning, too, where each of the first 8 steps is past the
+    limit (and past what precision comes to) of 16 and more that come to less: no weights are old there, and a policy
+    that gets surer of its tokens hides the cause.
     """
     bad = [
         (limit, series, now)
@@ -433,6 +434,7 @@ def mismatch(log: RunLog) -> Finding | None:
     limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
     past = [point for point in series.points if limit.is_past(point.value, limit.warning)]
     late = series.signal in _OF_AN_UPDATE and _is_one_update(series.finite, *_OF_AN_UPDATE[series.signal])
+    late = late or _is_of_lag(log, series, limit)
     usual = late or (now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z)
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     cut = not late and _is_of_truncation(log)
@@ -516,12 +518,34 @@ def _is_of_truncation(log: RunLog) -> bool:
     return False
 
 
+#: The share of the later level that the first steps have at least where a mismatch is theirs, too.
+AS_MUCH = 0.5
+
+
+def _is_of_lag(log: RunLog, series: Series, limit: Limit) -> bool:
+    """Whether samples are some updates old, as the log says, and the mismatch has come up behind the first step, and
+    rests: that of weights so old.
+    """
+    lag, values = log.get("weight_lag"), series.finite
+    if lag is None or not lag.finite or trends.level(lag.finite) <= 0 or len(values) < trends.MIN_STEPS:
+        return False
+    later = values[2:]
+    return (
+        limit.side > 0
+        and values[0] < AS_MUCH * float(np.median(later))
+        and not trends.rises(later)
+        and not limit.is_past(trends.level(values), limit.error)
+    )
+
+
 def _steady(series: Series, limit: Limit) -> str:
     """What it adds that they disagree by as much from the first step on: old weights would grow."""
     values = series.finite
     if len(values) < trends.MIN_STEPS or abs(trends.drift(values)) > trends.DRIFT_Z:
         return ""
     if not all(limit.is_past(value, limit.warning) for value in values[:3]):
+        return ""
+    if limit.side > 0 and min(values[:2]) < AS_MUCH * float(np.median(values[2:])):
         return ""
     return ", and as much from the first step on, which old weights do not make"
 

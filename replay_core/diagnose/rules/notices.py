@@ -495,10 +495,31 @@ def _slows(log: RunLog) -> bool:
 _PASSES = regex(
     r"is preempted by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract|over 95% full"
 )
+_CROWDED = regex(r"is preempted by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract")
+#: A request that failed and is sent again, and how often it may be.
+_RETRIED = regex(r"(?i)\b(?:retry(?:ing)?|retries|attempt|try)\W{0,3}(\d{1,4})\s?(?:/|of)\s?(\d{1,4})\b")
+
+
+def _is_retried(one: Told) -> bool:
+    """Whether it says that it is asked again, and not for the last time."""
+    found = _RETRIED.search(one.text)
+    return found is not None and int(found[1]) < int(found[2])
+
+
 #: What engines say of how often they have preempted: they do not print each.
 _SO_OFTEN = regex(r"total_num_cumulative_preemption=(\d{1,9})")
 #: Of a run's steps, the share beside which it is no habit, and steps behind the last line that show that it was over.
 _NOW_AND_THEN, _AFTERWARDS = 0.1, 20
+
+
+def _holds_up(lines: list[Told], log: RunLog) -> bool:
+    """Whether requests are preempted as often as steps are taken, and steps get slower."""
+    steps = max((len(one.points) for name in ("reward", "loss", "pg_loss") for one in log.all(name)), default=0)
+    return _often(lines) >= steps and _slows(log)
+
+
+def _often(lines: list[Told]) -> int:
+    return max([len(lines), *(int(found[1]) for one in lines if (found := _SO_OFTEN.search(one.text)))])
 
 
 def _passes(lines: list[Told], log: RunLog) -> bool:
@@ -507,8 +528,7 @@ def _passes(lines: list[Told], log: RunLog) -> bool:
     steps = max(known, key=len, default=())
     last = max(one.point.line or 0 for one in lines)
     behind = sum((point.line or 0) > last for point in steps)
-    often = max([len(lines), *(int(found[1]) for one in lines if (found := _SO_OFTEN.search(one.text)))])
-    return behind >= _AFTERWARDS and often <= _NOW_AND_THEN * len(steps)
+    return behind >= _AFTERWARDS and _often(lines) <= _NOW_AND_THEN * len(steps)
 
 
 def _norms(log: RunLog) -> list[float]:
@@ -541,12 +561,14 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
     inputs without a gradient, greedy generation, weights newly initialized, skipped batches, spilled objects, reward
     functions that fail. Each as bad as the table says (an allocator that flushes its cache only where steps get slower,
-    else it is worth knowing; requests that are preempted, and a disk nearly full, worth knowing where they come in a
-    tenth of the steps at the most and 20 follow), at its own link, with how many lines say so. No greedy generation of
-    an evaluation: behind the last step, or beside groups that have a spread. An engine with one
-    request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail. One error
-    that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a warning; one of
-    a library of communication or compilation, which takes another way by itself, is never more than worth knowing.
+    else it is worth knowing; requests that are preempted only where they are as many as steps, and steps get slower; a
+    disk nearly full worth knowing where it comes in a tenth of the steps at the most and 20 follow; a request to a
+    judge that is sent again, attempt k of n, worth knowing until its last attempt), at its own link, with how many
+    lines say so. No greedy generation of an evaluation: behind the last step, or beside groups that have a spread. An
+    engine with one request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long
+    tail. One error that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a
+    warning; one of a library of communication or compilation, which takes another way by itself, is never more than
+    worth knowing.
     """
     yield from _long_tail(log)
     yield from _logged_errors(log)
@@ -575,8 +597,12 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             not any(map(log.has, _PAID)) or not any(map(log.has, _TRAINS)) or log.has("pair_reward")
         )
         passes = _PASSES.search(text) is not None and _passes(lines, log)
+        given_up = [one for one in lines if not _is_retried(one)] if known.link == "rewards" else lines
+        retried = len(given_up) < min(known.fewest, len(lines))
         mild = (
             greedy
+            or retried
+            or (_CROWDED.search(text) is not None and not _holds_up(lines, log))
             or len(lines) < known.fewest
             or spared
             or _TIED.search(text) is not None
@@ -593,6 +619,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             if lost
             else known.claim
             + (" (in few lines, and the run goes on long after them)" if passes else "")
+            + (", and each is asked again" if retried and not given_up else "")
             + ("" if why is None else f": {in_short(why.cause)}")
             + _goes(log, text),
             lines[0].point.where(),

@@ -462,6 +462,10 @@ def _is_rounded(values: list[float]) -> bool:
     return 2 * len(negative) < len(values) and -min(values) < min(BF16, max(values) / ABOVE)
 
 
+#: AReaL's is the difference of new and old log-probabilities: its mean over old samples is below 0, as it should be.
+_SIGNED = regex(r"^ppo_actor/(?:update/)?approx_kl\b")
+
+
 #: Nats of a whole response: what the plain estimator may come to by chance, and TRL itself keeps silent of by now.
 SLIGHT = -1.0
 
@@ -478,7 +482,8 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
     gradient is 0 on average (info where the run states k1). k1 = -log r is negative for half the tokens, and its mean
     may be in any one step. Over 20 steps, 90 % of them negative with a mean under -1e-3, its arguments are swapped, or
     the samples are not the policy's own. Where the framework can log either estimator under one name, it is judged as
-    k1. A trainer's own warning (TRL's PPO) is one from -1 on; above, worth knowing.
+    k1. AReaL's approx_kl has the other sign, and is not judged. A trainer's own warning (TRL's PPO) is one from -1 on;
+    above, worth knowing.
     """
     told = log.events("negative_kl")
     if told:
@@ -559,6 +564,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             )
         elif (
             series.formula in ("k1", "")
+            and not _SIGNED.search(series.name)
             and len(values) >= K1_STEPS
             and len(negative) >= K1_SHARE * len(values)
             and mean(values) < K1_MEAN

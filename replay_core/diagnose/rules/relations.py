@@ -480,17 +480,21 @@ def values_clipped(log: RunLog) -> Iterator[Finding]:
 @rule("L25", "the evaluation never changes", link="trend", scope="signals", needs=("held_out",),
       source="an evaluation that runs on weights nobody updates, or is cached")  # fmt: skip
 def evaluation_stands(log: RunLog) -> Finding | None:
-    """A held-out result exactly the same, and neither 0 nor 1, in 5 evaluations and more, while the reward of training
-    rises or falls by more than chance explains: a warning. Or every held-out result 0 in each of 4 evaluations and
-    more, while the reward of training, between 0 and 1, is over .3 in half of the steps: a warning, and worth knowing
-    where another set is held out than is trained on, as far as its name tells (a contest's problems).
+    """A held-out result exactly the same, and neither 0 nor 1, in 5 evaluations and more, and no other that moves,
+    while the reward of training rises or falls by more than chance explains: a warning. Or every held-out result 0 in
+    each of 4 evaluations and more, while the reward of training, between 0 and 1, is over .3 in half of the steps: a
+    warning, and worth knowing where another set is held out than is trained on, as far as its name tells (a contest's
+    problems).
     """
     reward = log.get("reward")
     if (never := _never_right(log, reward)) is not None:
         return never
     if reward is None or abs(trends.drift(reward.finite)) <= trends.DRIFT_Z:
         raise Skip("needs a reward of training that rises or falls")
-    for series in log.all("held_out"):
+    held = log.all("held_out")
+    if any(len(set(series.finite)) > 1 for series in held):
+        return None  # one set of weights gives all results: where one moves, they are no first ones
+    for series in held:
         values = series.finite
         if len(values) >= FEWEST and len(set(values)) == 1 and values[0] not in (0.0, 1.0):
             return warning(

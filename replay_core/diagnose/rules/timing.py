@@ -486,8 +486,9 @@ def _as_fast(log: RunLog, step: int | None) -> bool:
       needs=("event:recompile|event:recompile_limit",),
       source="torchtitan#2823, #3898; torch 2.x: recompile_limit 8")  # fmt: skip
 def recompiles(log: RunLog) -> Finding | None:
-    """More than one recompile of a function is a warning; the recompile limit (8) is an error; worth knowing alone
-    where 5 steps and more on both sides of it tell that they take no longer.
+    """More than one recompile of a function is a warning; the recompile limit (8) is a warning, an error where it is
+    reached more than once; worth knowing alone where 5 steps and more on both sides of it tell that they take no
+    longer.
 
     The first call compiles for its lengths, the second with a new length once more for any length, and that is
     normal: the second iteration may be slower than the first. dynamic=False compiles for every length; at the limit
@@ -499,7 +500,7 @@ def recompiles(log: RunLog) -> Finding | None:
         number = limit.group(2) or limit.group(1) if limit else "8"
         same = _as_fast(log, hit[0].point.step)
         return finding(
-            "info" if same else "error",
+            "info" if same else "error" if len(hit) > 1 else "warning",
             "the recompile limit is reached: the function runs without compilation from here on"
             + (", and steps take no longer for it" if same else ""),
             hit[0].point.where(),

@@ -148,7 +148,9 @@ def test_one_recompile_is_normal_and_two_are_not(tmp_path: Path) -> None:
     ranks = "".join(f"[rank{rank}]: {RECOMPILE.format(n=1)}" for rank in range(4))
     assert told(diagnosed(tmp_path, trl([{}]) + ranks)) == []
     limit = one + "W1120 torch._dynamo hit config.recompile_limit (8)\n"
-    assert told(diagnosed(tmp_path, limit)) == [("D32", "error")]
+    assert told(diagnosed(tmp_path, limit)) == [("D32", "warning")]
+    again = limit + trl([{}], 2) + "W1120 torch._dynamo hit config.recompile_limit (8)\n"
+    assert told(diagnosed(tmp_path, again)) == [("D32", "error")]
 
 
 def test_a_graph_break_at_item_is_worse_than_another(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""What stands in logs of runs that are well and was taken for a fault, each beside what is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.replay_core.diagnose.logs import diagnosed, only, part_of, told, trl, verl, worrying
+
+
+def _skyrl(steps: int, scoring: float) -> str:
+    """SkyRL's lines: what an update logs without a number, and then pprint's mapping of the step."""
+    prefix = "(skyrl_entrypoint pid=88102) "
+    return "".join(
+        f"{prefix}05:45:48.881 | INFO | trainer:train:497 - {{'final_loss': -0.0024, 'grad_norm': 0.15}}\n"
+        f"{prefix}step:{n} - {{'loss/avg_final_rewards': '{0.2 + 0.01 * n}',\n"
+        f"{prefix} 'policy/grad_norm': '0.152547',\n"
+        f"{prefix} 'timing/fwd_logprobs_values_reward': '{scoring}',\n"
+        f"{prefix} 'timing/step': '52.9',\n"
+        f"{prefix} 'trainer/global_step': {n}}}\n"
+        for n in range(1, steps + 1)
+    )
+
+
+def test_a_mapping_over_several_lines_is_one_step(tmp_path: Path) -> None:
+    log = part_of(tmp_path, _skyrl(12, 8.4))
+    reward, loss = log.get("reward"), log.get("loss")
+    assert reward is not None
+    assert loss is not None
+    assert [point.step for point in reward.points] == list(range(1, 13))
+    assert [point.step for point in loss.points] == list(range(1, 13))
+    assert not log.is_counted
+    assert not worrying(diagnosed(tmp_path, _skyrl(12, 8.4)))
+    assert told(diagnosed(tmp_path, _skyrl(12, 42.0)))[0] == ("D37", "warning")
+
+
+def test_a_judge_that_is_asked_again_has_not_failed(tmp_path: Path) -> None:
+    line = "WARNING: reward http request failed: 503 Service Unavailable, retry {n}/5 in 0.7s\n"
+    once = trl([{}] * 4) + line.format(n=1) * 3 + trl([{}] * 4, 5)
+    assert only(diagnosed(tmp_path, once), "L29").severity == "info"
+    in_vain = trl([{}] * 4) + "".join(line.format(n=n) for n in (1, 2, 3, 4, 5, 5)) + trl([{}] * 4, 5)
+    assert only(diagnosed(tmp_path, in_vain), "L29").severity == "warning"
+
+
+def test_requests_that_are_preempted_matter_where_steps_get_slower(tmp_path: Path) -> None:
+    line = "KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_token_ratio: 0.70 -> 0.84\n"
+
+    def severity(slower: float) -> str:
+        steps = [trl([{"step_time": 21.0 + slower * n}], n + 1) + line for n in range(20)]
+        return only(diagnosed(tmp_path, "".join(steps)), "L29").severity
+
+    assert (severity(0.0), severity(1.0)) == ("info", "warning")
+
+
+def _named(name: str, values: list[float]) -> str:
+    return trl([{"sampling/sampling_logp_difference/mean": None, name: value} for value in values])
+
+
+def test_a_difference_of_log_probabilities_is_below_0(tmp_path: Path) -> None:
+    values = [-0.002] * 30
+    assert not worrying(diagnosed(tmp_path, _named("ppo_actor/update/approx_kl/avg", values)))
+    assert [one.id for one in worrying(diagnosed(tmp_path, _named("train/ppo_kl", values)))] == ["D29"]
+
+
+def test_an_engine_that_is_started_again_is_no_death_of_the_run(tmp_path: Path) -> None:
+    gone = "(raylet) A worker died or was killed while executing a task. Worker exit type: SYSTEM_ERROR\n"
+    back = "WARNING engine 2 is dead, restarting it (attempt 1/3)\nINFO engine 2 is back, 48 requests sent again\n"
+    steps = [{"reward": 0.3 + 0.02 * n} for n in range(12)]
+    found = only(diagnosed(tmp_path, trl(steps[:6]) + gone + back + trl(steps[6:], 7)), "L06")
+    assert found.severity == "info"
+    assert only(diagnosed(tmp_path, trl(steps[:6]) + gone + trl(steps[6:], 7)), "L06").severity == "error"
+    assert only(diagnosed(tmp_path, trl(steps[:6]) + gone + back + trl(steps[3:], 4)), "L06").severity == "error"
+
+
+def _mismatch(kl: list[float], lag: list[int]) -> str:
+    return trl([
+        {"sampling/sampling_logp_difference/mean": None, "Mismatch KL": each, "Max Off-Policy": float(old)}
+        for each, old in zip(kl, lag, strict=True)
+    ])  # fmt: skip
+
+
+def test_a_mismatch_that_comes_with_the_lag_and_rests_is_of_old_weights(tmp_path: Path) -> None:
+    rests = [0.0021, 0.0189, *(0.012, 0.009, 0.011, 0.008, 0.010, 0.012, 0.009) * 3]
+    lag = [0, 1, *[2] * 21]
+    assert only(diagnosed(tmp_path, _mismatch(rests, lag)), "D09").severity == "info"
+    found = only(diagnosed(tmp_path, _mismatch(rests, [0] * 23)), "D09")
+    assert found.severity == "warning"
+    assert "from the first step on" not in found.claim
+    always = only(diagnosed(tmp_path, _mismatch([0.011, *rests[1:]], lag)), "D09")
+    assert always.severity == "warning"
+    assert "from the first step on" in always.claim
+
+
+def test_an_evaluation_of_which_one_figure_moves_is_not_still(tmp_path: Path) -> None:
+    def evaluated(other: float) -> str:
+        return verl([
+            {"critic/score/mean": 0.3 + 0.01 * n, "critic/kl": None,
+             "val-core/math/acc/mean@1": 0.31 if n % 5 == 0 else None,
+             "val-core/gsm8k/acc/mean@1": 0.5 + other * n if n % 5 == 0 else None} for n in range(40)
+        ])  # fmt: skip
+
+    ids = {one.id for one in worrying(diagnosed(tmp_path, evaluated(0.0)))}
+    assert {"L25", "D116"} & ids
+    assert "L25" not in {one.id for one in worrying(diagnosed(tmp_path, evaluated(0.01)))}
