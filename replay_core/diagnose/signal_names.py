@@ -279,6 +279,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     ),
     # What one environment or data set of several pays: prime-rl, tinker-cookbook.
     (regex(r"^(?!eval|val|test)[\w.@-]+/Reward$|^reward/(?!all/)[\w.@-]+/mean$"), "source_reward", "prime-rl"),
+    (regex(r"^(?!eval|val|test)[\w.@-]+/(?:Ratio|share|batch_share|num_samples)$"), "source_share", ""),
     (regex(r"^env/(?!all/)[\w.@-]+/reward/total$"), "source_reward", "tinker"),
     (
         regex(r"^objective/(?!(?:verifiable|rlhf|non_score|mean|total)_)[\w.-]+_(?:correct_rate|reward)$"),
@@ -665,7 +666,7 @@ def is_trl(names: Iterable[str]) -> bool:
 
 
 #: What tells that rights and wrongs beside it are counted over prompts that are held out.
-_COUNTED_HELD_OUT = regex(r"(?i)^(?:metrics\.)?(?:n|num)_eval(?:_|$)|^(?:metrics\.)?held_?out_")
+_COUNTED_HELD_OUT = regex(r"(?i)^(?:metrics\.)?(?:n|num)_eval(?:_|$)")
 
 
 def is_held_out(names: Iterable[str]) -> bool:

@@ -757,6 +757,8 @@ def _with_left_out(mask_BR: Bools, responses: TensorRef) -> Bools:
     there_BR = np.ones(mask_BR.shape, bool)
     if padding.size:
         np.not_equal(ids_BR, padding[0], out=there_BR)
+    else:  # a row of one number fills up the batch
+        there_BR &= (ids_BR != ids_BR[:, :1]).any(1, keepdims=True)
     # What a row holds before its last token is a token, whatever its number.
     there_BR = np.maximum.accumulate(there_BR[:, ::-1], axis=1)[:, ::-1]
     return np.asarray(np.where(empty_B[:, None], there_BR, mask_BR))

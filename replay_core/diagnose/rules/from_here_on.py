@@ -41,6 +41,13 @@ def source_dies(log: RunLog) -> Iterator[Finding]:
             continue
         if sum(value == 0 for value in before) > AT_NOTHING * len(before):
             continue
+        # A fine that nobody has to pay any more was learnt; what fades away by and by did not break.
+        if (
+            median(before[-10:]) <= 0
+            or median(before[-3:]) < FADED * median(before[-10:])
+            or _is_left(log, series, since[0])
+        ):
+            continue
         is_verifier = series not in of_sources or series.framework == "open-instruct"
         if is_verifier and not _is_paid(before):
             continue
@@ -69,6 +76,15 @@ def source_dies(log: RunLog) -> Iterator[Finding]:
 _OF_ALL = regex(r"(?:^|/)(?:verifiable_correct_rate|successes|format_scores)$")
 #: The part of what it paid that a verifier still pays in the steps before it pays nothing.
 STILL = 0.5
+#: Of the median of its last ten values, what its last three keep where it breaks off and does not fade.
+FADED = 0.4
+
+
+def _is_left(log: RunLog, series: Series, first: Point) -> bool:
+    """Whether nothing of an environment is sampled from there on, as its logged share says."""
+    room = series.name.rpartition("/")[0]
+    shares = [one for one in log.all("source_share") if one.name.rpartition("/")[0] == room]
+    return any(max(_since(one, first), default=1.0) == 0 for one in shares)
 
 
 def _is_paid(before: list[float]) -> bool:

@@ -22,13 +22,17 @@ def of_other_prompts(batch: StepBatch) -> Finding | None:
     baseline_B = batch.columns.per_sample("reward_baselines")
     group_B = batch.group_B if batch.group_is_named else batch.prompt_B
     skip_if(baseline_B is None or group_B is None, "needs reward_baselines, and groups or prompts")
+    skip_if(batch.laid.algorithm.estimator not in ("", "remax"), "the run states a baseline of another kind")
     values_B, groups_B = given(baseline_B), given(group_B)
     if len(values_B) != len(groups_B) or not np.isfinite(values_B).all():
         raise Skip("greedy rewards are not finite, or not one for each sample")
     sizes = np.bincount(groups_B)
     several = [group for group in np.unique(groups_B) if sizes[group] > 1]
-    apart_B = np.array([np.ptp(values_B[groups_B == group]) > 1e-6 for group in groups_B])
-    apart = [group for group in several if np.ptp(values_B[groups_B == group]) > 1e-6]
+    low_G, high_G = np.full(sizes.size, np.inf), np.full(sizes.size, -np.inf)
+    np.minimum.at(low_G, groups_B, values_B)
+    np.maximum.at(high_G, groups_B, values_B)
+    apart_B = (high_G - low_G)[groups_B] > 1e-6
+    apart = [group for group in several if high_G[group] - low_G[group] > 1e-6]
     if len(apart) < FEWEST or 2 * len(apart) < len(several):
         return None
     size, count = int(sizes[several[0]]), len(several)

@@ -917,6 +917,12 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     )
 
 
+def _rises(log: RunLog) -> bool:
+    """Whether the whole reward rises: then what is fined alike is a cost of each step, or of each answer."""
+    reward = log.get("reward")
+    return reward is not None and trends.drift(reward.finite) > trends.DRIFT_Z
+
+
 def _says_nothing(log: RunLog, each: list[Series]) -> Iterator[Finding]:
     """Reward functions of one number, neither 0 nor 1, in all steps, whose spread is 0 where it is logged."""
     spreads = {one.name.removesuffix("/std"): one.finite for one in log.all("reward_function_std")}
@@ -931,7 +937,7 @@ def _says_nothing(log: RunLog, each: list[Series]) -> Iterator[Finding]:
     first = (fined or still)[0]
     yield finding(
         # What is above 0 may be all that it pays, which every answer earns.
-        "warning" if fined else "info",
+        "warning" if fined and not _rises(log) else "info",
         f"one reward function says nothing: {first.name} is {first.finite[0]:.4g} in all {len(first.finite)} steps"
         + "".join(f", {one.name} {one.finite[0]:.4g}" for one in still if one is not first)
         + ": what changes is paid for by the others alone",

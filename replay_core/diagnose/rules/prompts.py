@@ -157,16 +157,15 @@ def _in_order(turns: list[list[bytes]], by: int) -> bool:
 
 
 #: Words for what is trained on.
-_DATA = regex(
-    r"(?:^|_)(?:data|dataset|train_data|prompts|num_prompts|train_size|train_samples|num_samples|prompt_data)(?:_|$)"
-)
+_DATA = regex(r"(?:^|_)(?:data|dataset|train_data|train_size|train_samples|prompt_data)(?:_|$)")
+_OF_A_STEP = regex(r"batch|per_|rollout|step|unique|group")
 _SO_MANY = regex(r"\b(\d{1,9})(?: \w+)? (?:prompts|problems|questions|examples|samples|rows|items)\b")
 
 
 def _states_so_many(case: Case, count: int) -> bool:
     """Whether the run states, as a number or in words, that its data are so many prompts."""
     for name, values in settings_of(stated_by(case.run)).items():
-        if _DATA.search(name.lower()) is None or "batch" in name.lower():
+        if _DATA.search(name.lower()) is None or _OF_A_STEP.search(name.lower()):
             continue
         for value in values:
             said = {int(one) for one in _SO_MANY.findall(value)} if isinstance(value, str) else {value}

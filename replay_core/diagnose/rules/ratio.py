@@ -431,7 +431,7 @@ def _moved_in_one_update(log: RunLog) -> Finding | None:
 def exploding(batch: StepBatch) -> Finding | None:
     """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1,
     10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3 (of CISPO's weights as
-    bounded; without the largest weight and one more of each thousand), over tokens that count. Four epochs of a batch
+    bounded; without the largest weight of each thousand), over tokens that count. Four epochs of a batch
     reach 0.36 in a run that learns. Worth knowing alone where a batch is stated, or recorded, to be used for several
     updates, and the effective sample size is half of it and more: what is pushed far down weighs nothing.
     """
@@ -446,7 +446,7 @@ def exploding(batch: StepBatch) -> Finding | None:
     weighs = algorithm.is_of_weights or algorithm.kind == "cispo"
     most = 1 + algorithm.clip_range[1] if weighs and algorithm.clip_range is not None else math.inf
     # One token in a thousand may be anywhere: what weighs the batch is what is left without it.
-    used = np.sort(np.minimum(weights, most))[: max(1, weights.size - 1 - weights.size // 1000)]
+    used = np.sort(np.minimum(weights, most))[: weights.size - weights.size // 1000]
     squares = float((used * used).sum())
     effective = float(used.sum()) ** 2 / (used.size * squares) if squares > 0 else 0.0
     # What a share of so few tokens is off by: those of one response move together.

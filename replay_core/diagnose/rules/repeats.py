@@ -175,7 +175,10 @@ def trained_on_again(case: Case) -> Finding | None:
             if key is not None and now is not None and key in seen and seen[key][0] < batch.step and seen[key][1] != now
         ]  # fmt: skip
         if batch.group_B is not None:
-            part.take(batch, [key if key in seen and seen[key][0] < batch.step else None for key in drawn])
+            part.take(batch, [
+                key if key in seen and seen[key][0] < batch.step and now is not None and seen[key][1] != now else None
+                for key, now in zip(drawn, taken, strict=True)
+            ])  # fmt: skip
         for key, now in zip(drawn, taken, strict=True):
             if key is not None and now is not None:
                 seen.setdefault(key, (batch.step, now))

@@ -146,7 +146,11 @@ def _ends_replaced(batch: StepBatch) -> Finding | None:
     count, end = int(ends_N.sum()), int(given(batch.tokens_N)[ends_N][0])
     return error(
         f"an end token (EOS, {end}) that no engine sampled ends {share(count, len(batch))} responses, all of "
-        "them cut off at the limit",
+        + (
+            "them cut off at the limit"
+            if batch.truncated_flag_B is not None
+            else "them as long as any, or as the limit"
+        ),
         batch.laid.where(mask_name(batch), at=ends_N),
         shown("mean trainer log-probability there", float(trainer.values_N[ends_N].mean()), None, trainer.source),
         shown("mean rollout log-probability there", float(rollout.values_N[ends_N].mean()), None, rollout.source),

@@ -170,7 +170,7 @@ def test_weights_that_shrink_are_told_by_checkpoints(tmp_path: Path) -> None:
 def test_one_token_in_a_thousand_does_not_make_a_batch_of_no_effect(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run", flags={"clip_ratio_high": 0.28})
     for step in range(3):
-        fields = batch(step, rows=240)
+        fields = batch(step, rows=600)
         moved_BT = 0.05 * torch.randn(fields["old_log_probs"].shape, generator=torch.Generator().manual_seed(step))
         moved_BT[5, P] = 4.5
         with recorder.step(step) as record:
@@ -264,7 +264,7 @@ def _of_a_buffer(folder: Path, *, kept: bool) -> Path:
         if before and kept:
             fields = {name: torch.cat([rows[name], before[name][:8]]) for name in rows}
             fields["group_ids"] = torch.arange(32) // GROUP
-            fields["old_log_probs"] = fields["old_log_probs"] - 0.01
+            fields["old_log_probs"] = fields["old_log_probs"] - 0.01 * step
         with recorder.step(step) as record:
             record("trajectory", fields, advantages=fields["response_mask"][:, 1:].float())
     recorder.close()
@@ -295,3 +295,27 @@ def test_truncated_responses_whose_masks_are_emptied_are_the_same_samples(tmp_pa
                    per_token_logps=fields["old_log_probs"][:, P - 1 :], micro=0)  # fmt: skip
     recorder.close()
     assert not told(tmp_path / "run", "D07", "D27", "D55")
+
+
+def test_passes_over_one_rollout_are_no_buffer_that_hands_it_out_again(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    for step in range(6):
+        fields = batch(step // 2)  # each rollout in two steps, with the old log-probabilities of its first
+        fields["rollout_log_probs"] = fields["old_log_probs"]
+        with recorder.step(step) as record:
+            record("trajectory", fields, advantages=fields["response_mask"][:, 1:].float())
+    recorder.close()
+    assert not told(tmp_path / "run", "D75")
+
+
+def test_baselines_of_the_others_are_no_greedy_ones(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run", flags={"adv_estimator": "rloo"})
+    for step in range(3):
+        fields = batch(step)
+        each = fields["rewards"].view(-1, GROUP)
+        others_B = ((each.sum(1, keepdim=True) - each) / (GROUP - 1)).reshape(-1)
+        a_BT = (fields["rewards"] - others_B)[:, None] * fields["response_mask"][:, 1:]
+        with recorder.step(step) as record:
+            record("trajectory", fields, reward_baselines=others_B, advantages=a_BT)
+    recorder.close()
+    assert not told(tmp_path / "run", "D127")
