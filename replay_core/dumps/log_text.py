@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise, takewhile
 from math import isfinite
 from pathlib import Path
@@ -54,7 +55,7 @@ from replay_core.dumps.metric_lines import (
 from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.notebook_steps import NotebookSteps
 from replay_core.dumps.panels import DRAWN, Panels
-from replay_core.dumps.printed_samples import without_samples
+from replay_core.dumps.printed_samples import PrintedSamples
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
@@ -278,7 +279,8 @@ def _log(path: Path) -> _Log:
     told_rows: list[_Metrics] = []
     #: Lines that number an epoch, and no metric.
     marks: list[tuple[int, float]] = []
-    for line in without_samples(joined(_paid_lines(path))):
+    samples = PrintedSamples(lambda: joined(lines_of(path)))
+    for line in samples.without(joined(_paid_lines(path))):
         at_end.append(line)
         progress.take(line)
         step, values = metric_line(line.text)
@@ -368,6 +370,10 @@ def _log(path: Path) -> _Log:
             said.append((line, *told))
         elif not (said or log.metrics) and (told := epoch_line(line.text))[1]:
             epochs.append((line, *told))
+    if samples.left_out:
+        log.notes.append(
+            f"{samples.left_out} rows of rewards beside a true answer are samples, no steps: they are left out"
+        )
     if (refused := next((one for one in at_end if _REFUSED.search(one.text)), None)) is not None:
         log.events.setdefault((last, refused.rank), []).append(
             Event(LAST_ERROR, refused.text.strip()[:1000], refused.number, refused.rank)
@@ -450,7 +456,9 @@ def _log(path: Path) -> _Log:
         # What stands behind a death is none of the run's: settings, statistics of its end.
         ends = min((e.line for events in log.events.values() for e in events if e.kind in DEATHS), default=sys.maxsize)
         plain: dict[str, Unnumbered] = {}
-        for line in takewhile(lambda one: one.number < ends, without_samples(_paid_lines(path))):
+        for line in takewhile(
+            lambda one: one.number < ends, PrintedSamples(partial(lines_of, path)).without(_paid_lines(path))
+        ):
             plain.setdefault(line.stream, Unnumbered()).take(line.number, line.text)
         for pairs in plain.values():
             pairs.close()

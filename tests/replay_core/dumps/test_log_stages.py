@@ -153,6 +153,23 @@ def test_answers_that_are_printed_with_what_they_earned_are_no_steps(tmp_path: P
     run = _read(tmp_path, (_paid(3) + answers) * 2)
     assert len(run.steps()) == 6
     assert not _values(run, "answer_reward")
+    assert "6 rows of rewards beside a true answer are samples" in " ".join(run.notes)
+
+
+def test_several_answers_for_each_row_of_a_loss_are_no_steps_whatever_they_earned(tmp_path: Path) -> None:
+    answers = "".join(_ANSWER.format(n, 0.125 * n) for n in range(3))
+    assert len(_read(tmp_path, (_paid(1) + answers) * 4).steps()) == 4
+
+
+def test_mean_rewards_of_steps_beside_one_printed_truth_each_are_read(tmp_path: Path) -> None:
+    row = "Target: 42\n{{'reward': 0.{0}, 'format_reward': 0.{0}5}}\n{{'loss': 0.121, 'grad_norm': 0.3{0}}}\n"
+    run = _read(tmp_path, "".join(row.format(n) for n in range(1, 7)))
+    assert _values(run, "reward") == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+
+def test_mean_rewards_that_are_always_zero_are_read_beside_a_printed_truth(tmp_path: Path) -> None:
+    row = "Target: 42\n{{'reward': 0.0}}\n{{'loss': 0.121, 'grad_norm': 0.3{0}}}\n"
+    assert _values(_read(tmp_path, "".join(row.format(n) for n in range(1, 7))), "reward") == [0.0] * 6
 
 
 def test_rewards_alone_without_a_truth_beside_them_are_steps(tmp_path: Path) -> None:
