@@ -33,6 +33,11 @@ class LogSettings:
                 self._twice.add(name)
             self._values.setdefault(name, value)
 
+    def then(self, later: LogSettings) -> None:
+        """What a later run prints of itself goes before what an earlier one did; what it does not print still holds."""
+        self._twice = (self._twice - later._values.keys()) | later._twice
+        self._values |= later._values
+
     @property
     def facts(self) -> dict[str, Any]:
         return {name: value for name, value in self._values.items() if name not in self._twice}

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise, takewhile
+from math import isfinite
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -30,7 +32,16 @@ from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRES
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_progress import StepsSaid, is_other_bar, step_of_bar
 from replay_core.dumps.log_settings import LogSettings
-from replay_core.dumps.log_stages import Split, ToldRow, begins_anew, epoch_in, last_run, paid_stage
+from replay_core.dumps.log_stages import (
+    Runs,
+    Split,
+    ToldRow,
+    begins_anew,
+    epoch_begun,
+    epoch_in,
+    paid_stage,
+    several_runs,
+)
 from replay_core.dumps.metric_lines import (
     NUMBERED,
     column_row,
@@ -44,7 +55,7 @@ from replay_core.dumps.metric_lines import (
 from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.notebook_steps import NotebookSteps
 from replay_core.dumps.panels import DRAWN, Panels
-from replay_core.dumps.printed_samples import without_samples
+from replay_core.dumps.printed_samples import PrintedSamples
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
@@ -83,6 +94,7 @@ COUNTED = "steps that the log does not number are counted"
 _ALIKE = 3
 
 _Place = tuple[int | None, int | None]  # step, rank
+_Metrics = tuple[int, int | None, dict[str, float], int | None]  # line, step, values, rank
 
 
 class _Log(Struct):
@@ -145,6 +157,30 @@ class _Log(Struct):
                     events.setdefault((None, rank), []).append(event)
         self.metrics, self.events = kept, events
         self.notes.append(split.note)
+
+    def ended_in(self, gaps: Sequence[tuple[int, int]]) -> bool:
+        """Whether a run was ended in any of these stretches of lines."""
+        ends = [event.line for told in self.events.values() for event in told if event.kind in DEATHS]
+        return any(first < line < last for first, last in gaps for line in ends)
+
+    def number_on(self, told: Sequence[_Metrics], to: Callable[[int, int], int], *, over: bool) -> None:
+        """Take anew what was told, of epochs that each number their steps from the first on."""
+        self.metrics = {}
+        for line, step, values, rank in told:
+            self.add(None if step is None else to(line, step), values, rank, line, over=over)
+        events: dict[_Place, list[Event]] = {}
+        for (step, rank), some in self.events.items():
+            for event in some:
+                events.setdefault((None if step is None else to(event.line, step), rank), []).append(event)
+        self.events = events
+
+    def keep_not_finite(self, told: Sequence[_Metrics]) -> None:
+        """Tell what was not finite, though another run has told a finite number of that step."""
+        for line, step, values, rank in told:
+            known = self.metrics.get((step, rank), {})
+            for name, value in values.items():
+                if not isfinite(value) and name in known and isfinite(known[name][0]):
+                    known[name] = value, line
 
     def add(
         self, step: int | None, values: dict[str, float], rank: int | None, line: int, *, over: bool = True
@@ -240,7 +276,11 @@ def _log(path: Path) -> _Log:
     at_end: deque[TrainerLine] = deque(maxlen=_LAST_LINES)
     progress = StepsSaid()
     rows: list[ToldRow] = []
-    for line in without_samples(joined(_paid_lines(path))):
+    told_rows: list[_Metrics] = []
+    #: Lines that number an epoch, and no metric.
+    marks: list[tuple[int, float]] = []
+    samples = PrintedSamples(lambda: joined(lines_of(path)))
+    for line in samples.without(joined(_paid_lines(path))):
         at_end.append(line)
         progress.take(line)
         step, values = metric_line(line.text)
@@ -269,6 +309,8 @@ def _log(path: Path) -> _Log:
             values = {}  # an environment's own step, among those of a trainer that numbers none
         if not values and last is None:
             log.settings.take(line.text)
+        if not values and "poch" in line.text.lower() and (epoch := epoch_begun(line.text)) is not None:
+            marks.append((line.number, epoch))
         if values:
             # LLaMA-Factory says on every step's line how long it has run.
             if "train_runtime" in values and values.keys().isdisjoint(("loss", "grad_norm")):
@@ -297,6 +339,7 @@ def _log(path: Path) -> _Log:
             counted[line.stream] = step + 1
             if not is_aside(values):
                 rows.append(ToldRow(line.number, step, values.get("epoch"), frozenset(values), line.stream))
+            told_rows.append((line.number, step, values, line.rank))
             last = step
             if notebook is not None and not notebook.take(
                 line.number, step, values, in_table, line.stream in unnumbered
@@ -327,6 +370,10 @@ def _log(path: Path) -> _Log:
             said.append((line, *told))
         elif not (said or log.metrics) and (told := epoch_line(line.text))[1]:
             epochs.append((line, *told))
+    if samples.left_out:
+        log.notes.append(
+            f"{samples.left_out} rows of rewards beside a true answer are samples, no steps: they are left out"
+        )
     if (refused := next((one for one in at_end if _REFUSED.search(one.text)), None)) is not None:
         log.events.setdefault((last, refused.rank), []).append(
             Event(LAST_ERROR, refused.text.strip()[:1000], refused.number, refused.rank)
@@ -369,16 +416,19 @@ def _log(path: Path) -> _Log:
     if unnumbered <= named.keys() and log.metrics and len({at for at, _ in log.metrics} - known) <= 1:
         log.counted = False
     if log.counted and not (said or log.iterations or notebook_told) and len(unnumbered) == 1:
-        if (stage := paid_stage(rows)) is not None:
+        if (stage := paid_stage(rows, _not_finite(told_rows))) is not None:
             log.leave_out_before(stage, 0)
             barred = {step - stage.step: bar for step, bar in (barred or {}).items() if step >= stage.step}
             last = None if last is None else last - stage.step
             rows = [row for row in rows if row.line >= stage.line]
         if anew := begins_anew(rows):
             log.notes.append(anew)
-    elif not (log.counted or said or log.iterations or notebook_told) and (run := last_run(rows)) is not None:
-        log.leave_out_before(run, run.step)
-        log.settings = LogSettings()  # the first run's
+    elif not (log.counted or said or log.iterations or notebook_told) and (runs := several_runs(rows)) is not None:
+        begins = _told_apart(log, runs, told_rows, marks, path, over=True)
+        if begins is None and last is not None:
+            last = runs.numbered_on()(sys.maxsize, last)
+        elif begins == 0:
+            log.keep_not_finite(told_rows)
     if barred and not (said or log.iterations) and (to := _rising(barred)):
         log.number(to)
         last = to.get(last, last) if last is not None else None
@@ -386,12 +436,18 @@ def _log(path: Path) -> _Log:
         # Every batch is printed with its epoch's number: they are counted.
         epochs = [(line, at, values) for at, (line, _, values) in enumerate(epochs)]
         log.counted = True
-    if said and not log.metrics and not log.iterations and (run := _last_run_said(said)) is not None:
-        log.leave_out_before(run, run.step)
-        log.settings = LogSettings()  # the first run's
-        said = [one for one in said if one[0].number >= run.line]
+    not_finite: list[_Metrics] = []
+    if said and not log.metrics and not log.iterations and (runs := _runs_said(said)) is not None:
+        told_rows = [(one.number, step, values, one.rank) for one, step, values in said]
+        begins = _told_apart(log, runs, told_rows, marks, path, over=False)
+        if begins is None and last is not None:
+            last = runs.numbered_on()(sys.maxsize, last)
+        elif begins == 0:
+            not_finite = told_rows
+        said = [] if begins is None else [one for one in said if one[0].number >= begins]
     for line, step, values in said or (() if log.metrics or log.iterations else epochs):
         log.add(step, values, line.rank, line.number, over=False)
+    log.keep_not_finite(not_finite)
     if not (log.metrics or log.iterations):
         for (_, rank), lines in grammar.items():
             for number, text in lines:
@@ -400,7 +456,9 @@ def _log(path: Path) -> _Log:
         # What stands behind a death is none of the run's: settings, statistics of its end.
         ends = min((e.line for events in log.events.values() for e in events if e.kind in DEATHS), default=sys.maxsize)
         plain: dict[str, Unnumbered] = {}
-        for line in takewhile(lambda one: one.number < ends, without_samples(_paid_lines(path))):
+        for line in takewhile(
+            lambda one: one.number < ends, PrintedSamples(partial(lines_of, path)).without(_paid_lines(path))
+        ):
             plain.setdefault(line.stream, Unnumbered()).take(line.number, line.text)
         for pairs in plain.values():
             pairs.close()
@@ -423,14 +481,43 @@ def _log(path: Path) -> _Log:
     return log
 
 
-def _last_run_said(said: Sequence[tuple[TrainerLine, int | None, dict[str, float]]]) -> Split | None:
-    return last_run(
+def _runs_said(said: Sequence[tuple[TrainerLine, int | None, dict[str, float]]]) -> Runs | None:
+    return several_runs(
         [
             ToldRow(line.number, step, epoch_in(line.text), frozenset(values), line.stream)
             for line, step, values in said
             if step is not None and len(values) > 1
         ]
     )
+
+
+def _not_finite(told: Sequence[_Metrics]) -> list[int]:
+    return [line for line, _, values, _ in told if not all(map(isfinite, values.values()))]
+
+
+def _told_apart(
+    log: _Log, runs: Runs, told: Sequence[_Metrics], marks: Sequence[tuple[int, float]], path: Path, *, over: bool
+) -> int | None:
+    """The line from which on is read, 0 where all runs are read as one; None of epochs, whose steps are numbered on."""
+    if runs.are_epochs(marks):
+        log.number_on(told, runs.numbered_on(), over=over)
+        log.notes.append(f"{runs.in_words('epochs')} that number their steps anew: they are numbered on")
+        return None
+    if log.ended_in(runs.gaps()):
+        return 0  # one run, which was begun again
+    if (split := runs.last(_not_finite(told))) is None:
+        log.notes.append(f"{runs.in_words('runs')}: they are read as one")
+        return 0
+    log.leave_out_before(split, split.step)
+    lines = {line for line, *_ in told}
+    later = [(gap, LogSettings()) for gap in runs.gaps()]
+    for line in _paid_lines(path):
+        for (first, end), settings in later:
+            if first < line.number < end and line.number not in lines:
+                settings.take(line.text)
+    for _, settings in later:
+        log.settings.then(settings)
+    return split.line
 
 
 #: Lines of a log's end in which a program, most often the script around it, says why it stops.
