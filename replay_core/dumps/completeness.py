@@ -42,7 +42,7 @@ def every_hole(keys: Iterable[RecordKey], where: str) -> list[Problem]:
     """Ranks and micro-batches that other steps, or other ranks of the step, have."""
     grid: dict[str, dict[int, dict[int | None, set[int | None]]]] = defaultdict(lambda: defaultdict(dict))
     roles: dict[str, set[str | None]] = defaultdict(set)
-    # Forwards are counted across roles: a number that a critic's took is none that the actor's lost.
+    # Where forwards are counted across roles, a number that a critic's took is none that the actor's lost.
     taken: dict[tuple[int, int | None], dict[str | None, set[int | None]]] = defaultdict(lambda: defaultdict(set))
     for key in keys:
         if key.step is None or (key.rank is None and key.micro is None):
@@ -69,6 +69,9 @@ def every_hole(keys: Iterable[RecordKey], where: str) -> list[Problem]:
             for rank, micros in by_rank.items():
                 by_role = taken[step, rank]
                 others = {micro for role, own in by_role.items() if role not in roles[stage] for micro in own}
+                numbered = [own - {None} for own in by_role.values()]
+                if sum(map(len, numbered)) > len(set().union(*numbered)):
+                    others = set()  # a number that two roles use: each has a count of its own
                 counted = {micro for micro in (*micros, *others) if micro is not None}
                 lost = sorted(expected - counted) if None not in micros else []
                 if lost:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from replay_core import pages
+from replay_core import naming, pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
 from replay_core.compare.pairing.ranks import HeldByRanks, named
@@ -72,7 +72,9 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
         if own.here.shape != own.there.shape or not np.isfinite(own.here).all():
             return None
         width = whole.shape[-1]
-        said = _said(own.here.reshape(-1, width), own.there.reshape(-1, width)) or _in_order(own)
+        said = _said(own.here.reshape(-1, width), own.there.reshape(-1, width))
+        if said is None and not naming.is_of_experts(what):  # whose rows are neither samples nor tokens in turn
+            said = _in_order(own)
         if said is None:
             return None
         found.append(said)

@@ -573,7 +573,7 @@ class RankGroup:
                     past = ref.shape[held.axis] - kept.shape[held.axis], facing[1].shape[held.axis], rank
                     together.padded.setdefault(past, []).append(name)
             tokens = self._whole_ids.numel if self._whole_ids is not None else 0
-            if facing is not None and (ordered := _rows_of_expert(name, held, facing[1], tokens)) is not None:
+            if facing is not None and (ordered := _rows_of_expert(name, held, facing[1], whole, tokens)) is not None:
                 held = ordered
                 in_another_order.append(name)
             ref = standing_for(held)
@@ -1149,6 +1149,8 @@ def _contradicted(error: DumpError, name: str, record: Record, refs: dict[int, T
 
 #: Rows of an expert that are looked for among each other, at most.
 _MOST_ROWS = 1024
+#: What one of a layer's experts is called; `experts.down_proj` is of all of them.
+_ONE_EXPERT = regex(r"(?:^|\.)experts\.(?:.*\.)?(?:expert_?)?\d+\.")
 #: Heads of queries for each head of keys, at most.
 _MOST_SHARED = 16
 
@@ -1277,16 +1279,17 @@ def _runs(numbers: list[int]) -> Iterator[Stretch]:
             begun = place
 
 
-def _rows_of_expert(name: str, held: HeldByRanks, whole: TensorRef, tokens: int) -> HeldByRanks | None:
+def _rows_of_expert(name: str, held: HeldByRanks, whole: TensorRef, beside: Side, tokens: int) -> HeldByRanks | None:
     """Rows of experts in the order of the other run's, where the rank that has the expert, or the ranks that have some
     experts each, were sent their tokens in another one; None where they are in that order, or are other rows.
 
-    tokens: how many there are. As many rows of several experts may be the tokens themselves, whose order counts.
+    beside: what the other run recorded, which says how many rows each of several experts computed. Where nothing does,
+    the rows may be the tokens themselves, or each token's in turn, whose order counts.
     """
     if not naming.is_of_experts(name) or len(whole.shape) != 2 or not 1 < whole.shape[0] <= _MOST_ROWS:
         return None
-    is_of_one = naming.is_routed(name) and len(held.parts) == 1
-    if not is_of_one and (not tokens or whole.shape[0] == tokens or (held.axis != 0 and len(held.parts) > 1)):
+    is_of_one = _ONE_EXPERT.search(f"{naming.module_of(name)}.") is not None
+    if len(held.parts) > 1 and (is_of_one or held.axis != 0):
         return None
     if not whole.is_readable or not all(ref.is_readable and ref.shape[1:] == whole.shape[1:] for ref in held.parts):
         return None
@@ -1294,6 +1297,13 @@ def _rows_of_expert(name: str, held: HeldByRanks, whole: TensorRef, tokens: int)
     order = same_rows(pages.array(whole).astype(np.float64), np.concatenate(rows))
     if order is None:
         return None
+    if not is_of_one:
+        counts = _rows_by_expert(name, whole.shape[0], beside, tokens)
+        if counts is None:
+            return None
+        expert_N = np.repeat(np.arange(len(counts)), counts)
+        if (expert_N[order] != expert_N).any():
+            return None  # one expert's rows are where another's belong
     place, begun = np.argsort(order), 0  # where each of the ranks' rows stands in the other run
     parts, stretches = [], []
     for ref in held.parts:
@@ -1305,6 +1315,26 @@ def _rows_of_expert(name: str, held: HeldByRanks, whole: TensorRef, tokens: int)
     if len(parts) == 1:
         return HeldByRanks(held.ranks, tuple(parts))
     return HeldByRanks(held.ranks, tuple(parts), 0, tuple(stretches))
+
+
+def _rows_by_expert(name: str, rows: int, beside: Side, tokens: int) -> np.ndarray[Any, Any] | None:
+    """How many of so many rows each expert of a layer computed, as its router's record says: by counts of them, or by
+    the experts [tokens, k], k at least 2, that each token was sent to; None where none that was recorded makes them.
+    """
+    layer = name[: name.rindex("experts.")]
+    for (other, _), (_, ref) in beside.tensors.items():
+        if not other.startswith(layer) or "int" not in ref.dtype or not ref.is_readable or not ref.shape:
+            continue
+        is_chosen = ref.numel == rows and ref.shape[-1] > 1 and ref.numel == tokens * ref.shape[-1]
+        if not is_chosen and (len(ref.shape) != 1 or ref.numel > _MOST_ROWS):
+            continue
+        found = pages.array(ref).reshape(-1).astype(np.int64)
+        if found.min(initial=0) < 0 or found.max(initial=0) > _MOST_ROWS:
+            continue
+        counts = np.bincount(found) if is_chosen else found
+        if len(counts) > 1 and counts.sum() == rows:
+            return counts
+    return None
 
 
 def standing_for(held: HeldByRanks) -> TensorRef:

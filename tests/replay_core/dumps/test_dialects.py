@@ -265,8 +265,22 @@ def test_numbers_that_a_critics_forwards_took_are_no_holes_of_the_actors(tmp_pat
             stage = "forward_data" if role == "actor" else "loss"
             write(stage, log_probs=torch.zeros(1, 2), role=role, micro=micro)
         write("forward_data", log_probs=torch.zeros(1, 2), micro=7)
+        for role in ("actor", "critic"):
+            write("gradient", norm=torch.zeros(()), role=role)  # of no micro-batch
     recorder.close()
     assert said(open_run(tmp_path / "run")) == "step 0 forward_data: micro 6 of rank 0 is missing"
+
+
+def test_a_number_that_the_actor_lost_is_told_where_a_critic_counts_on_its_own(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    for step, micros in ((1, (0, 1, 2, 3)), (2, (0, 1, 3))):
+        with recorder.step(step) as write:
+            for micro in micros:
+                write("loss", loss=torch.zeros(()), role="actor", micro=micro)
+            for micro in range(4):
+                write("values", values=torch.zeros(1, 2), role="critic", micro=micro)
+    recorder.close()
+    assert said(open_run(tmp_path / "run")) == "step 2 loss: micro 2 of rank 0 is missing"
 
 
 def test_a_file_still_being_written_is_a_problem_and_a_whole_one_is_not(tmp_path: Path) -> None:

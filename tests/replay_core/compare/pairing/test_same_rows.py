@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from replay_core.compare import Comparison
 from replay_core.compare.pairing.same_rows import same_rows
-from tests.replay_core.compare.ranks.recorded import compared, random
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import Step, compared, random
 
 ROWS = random(9, 8)
 ORDER = torch.tensor([3, 0, 1, 8, 2, 4, 7, 5, 6])
@@ -49,19 +51,55 @@ def test_a_rank_that_was_sent_an_experts_tokens_in_another_order_agrees(
     assert any("stand in another order in b" in note for note in found.notes) is (not off)
 
 
-@pytest.mark.parametrize("tokens", [6, 9])
-def test_rows_of_all_experts_in_one_agree_where_they_are_no_tokens_in_turn(tokens: int, tmp_path: Path) -> None:
-    """Nine rows of six tokens, each sent to more experts than one, are in the order in which they came; nine of nine
-    may be the tokens themselves.
-    """
-    name = "layers.0.mlp.experts.output"
+#: Rows of three experts, in another order within each; and a row of the first expert where the last one's belongs.
+WITHIN = torch.tensor([2, 0, 1, 4, 3, 8, 6, 5, 7])
+SWAPPED = torch.tensor([7, 1, 2, 3, 4, 5, 6, 0, 8])
+COUNTS = {"router.tokens_per_expert.output": torch.tensor([3, 2, 4])}
+
+
+@pytest.mark.parametrize(
+    ("order", "recorded", "is_same"),
+    [
+        (WITHIN, COUNTS, True),
+        (SWAPPED, COUNTS, False),
+        (WITHIN, {}, False),
+        (WITHIN, {"router.tokens_per_expert.output": torch.tensor([3, 2, 5])}, False),
+        (WITHIN, {"router.output": random(6, 3)}, False),
+    ],
+    ids=["within each expert", "swapped between experts", "nothing is known", "counts of other rows", "scores alone"],
+)
+def test_rows_of_several_experts_agree_in_another_order_only_within_what_each_is_known_to_compute(
+    order: torch.Tensor, recorded: dict[str, torch.Tensor], is_same: bool, tmp_path: Path
+) -> None:
+    found, name = _of_all_experts(tmp_path, ROWS, order, recorded, tokens=6)
+    assert ({row.verdict.value for row in found.tensors if row.name == name} == {"SAME"}) is is_same
+    assert any("stand in another order in b" in note for note in found.notes) is is_same
+    if not is_same:
+        assert "in another order" not in there(found.first).reason
+        fault = there(there(found.first).ranks).fault
+        assert fault is None or fault.kind != "rows order"
+
+
+@pytest.mark.parametrize(("order", "is_same"), [([1, 0, 3, 2, 5, 4, 7, 6], True), ([7, 1, 2, 3, 4, 5, 6, 0], False)])
+def test_how_many_rows_each_expert_computed_is_known_by_the_experts_of_each_token(
+    order: list[int], is_same: bool, tmp_path: Path
+) -> None:
+    chosen = {"router.output.1": torch.tensor([[0, 1], [1, 2], [0, 3], [2, 3]])}
+    found, name = _of_all_experts(tmp_path, ROWS[:8], torch.tensor(order), chosen, tokens=4)
+    assert ({row.verdict.value for row in found.tensors if row.name == name} == {"SAME"}) is is_same
+
+
+def _of_all_experts(
+    directory: Path, rows: torch.Tensor, order: torch.Tensor, recorded: dict[str, torch.Tensor], tokens: int
+) -> tuple[Comparison, str]:
+    """One process against two ranks that have some of the experts each, all experts' rows in one tensor."""
+    name, half = "layers.0.mlp.experts.output", 5
     ids = torch.arange(tokens).reshape(1, tokens)
-    half = 5 * tokens // 9
-    found = compared(
-        tmp_path,
-        {"batch_inputs": {"input_ids": ids}, "modules": {name: ROWS}},
-        {"batch_inputs": {"input_ids": ids[:, :half]}, "modules": {name: ROWS[ORDER[:5]]}},
-        {"batch_inputs": {"input_ids": ids[:, half:]}, "modules": {name: ROWS[ORDER[5:]]}},
-    )
-    verdicts = {row.verdict.value for row in found.tensors if row.name == name}
-    assert verdicts == {"SAME"} if tokens == 6 else "SAME" not in verdicts
+    beside = {f"layers.0.mlp.{of}": value for of, value in recorded.items()}
+    steps: list[Step] = [
+        {"batch_inputs": {"input_ids": own_ids}, "modules": {**beside, name: own}}
+        for own_ids, own in (
+            (ids, rows), (ids[:, : tokens // 2], rows[order[:half]]), (ids[:, tokens // 2 :], rows[order[half:]])
+        )
+    ]  # fmt: skip
+    return compared(directory, *steps), name
