@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -493,24 +494,39 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Finding | None:
 ALIKE, UNLIKE, TOLD_BY = 1.5, 2.0, 4
 
 
+#: A step whose engine and trainer are apart, its number, and the step whose weights its samples name.
+_Said = tuple[_StepGap, int, int]
+
+
+def _said_of(every: list[_StepGap], weights: dict[int, Any]) -> list[_Said]:
+    """Those of a run that names a version in each, agrees in its first step, and has the checkpoints of all of them."""
+    told = [(one, one.step, one.version) for one in every if one.step is not None and one.version is not None]
+    if len(told) < len(every) or every[0].mean > AGREES:
+        return []
+    behind = min(step - version for _, step, version in told)
+    rows = [(one, step, int(version + behind)) for one, step, version in told if one.mean > DISAGREE]
+    return rows if {at for _, *each in rows for at in each} <= weights.keys() else []
+
+
+def _spread(rows: list[_Said], weights: dict[int, Any]) -> float:
+    """mean |d| over the distance of the two steps' weights, largest over least; infinite where weights are the same."""
+    moved = [float(np.linalg.norm(weights[step] - weights[at])) for _, step, at in rows]
+    each = [one.mean / by if by > 0 else math.inf for (one, *_), by in zip(rows, moved, strict=True)]
+    return max(each) / min(each) if max(each) < math.inf else math.inf
+
+
 def _older_than_said(case: Case, every: list[_StepGap]) -> Finding | None:
     """Checkpoints beside versions: how far engine and trainer are apart goes with how far the weights had moved between
     the two that they hold.
     """
-    told = [(one, one.step, one.version) for one in every if one.step is not None and one.version is not None]
-    if len(told) < len(every) or every[0].mean > AGREES:
-        return None
     weights = weights_by_step(case)
-    behind = min(step - version for _, step, version in told)
-    rows = [(one, step, int(version + behind)) for one, step, version in told if one.mean > DISAGREE]
-    if len(rows) < TOLD_BY or not {at for _, *each in rows for at in each} <= weights.keys():
+    rows = _said_of(every, weights)
+    if len(rows) < TOLD_BY:
         return None
     oldest = min(weights)
 
     def spread(older: int) -> float:
-        moved = [float(np.linalg.norm(weights[step] - weights[max(at - older, oldest)])) for _, step, at in rows]
-        each = [one.mean / by if by > 0 else math.inf for (one, *_), by in zip(rows, moved, strict=True)]
-        return max(each) / min(each) if max(each) < math.inf else math.inf
+        return _spread([(one, step, max(at - older, oldest)) for one, step, at in rows], weights)
 
     spreads = {older: spread(older) for older in range(1, len(weights)) if all(
         max(at - older, oldest) in weights for *_, at in rows)}  # fmt: skip
@@ -604,26 +620,16 @@ def _stays_at(case: Case, every: list[_StepGap]) -> Finding | None:
     """Checkpoints beside versions: engine and trainer are as far apart as the trainer is from where it was at one early
     step, and not as far as the versions say.
     """
-    told = [(one, one.step, one.version) for one in every if one.step is not None and one.version is not None]
-    if len(told) < len(every) or every[0].mean > AGREES:
-        return None
     weights = weights_by_step(case)
-    behind = min(step - version for _, step, version in told)
-    rows = [(one, step, int(version + behind)) for one, step, version in told if one.mean > DISAGREE]
-    if not {at for _, *each in rows for at in each} <= weights.keys():
-        return None
-
-    def spread(kept: list[tuple[_StepGap, int, int]]) -> float:
-        each = [one.mean / float(np.linalg.norm(weights[step] - weights[at])) for one, step, at in kept if step != at]
-        return max(each) / min(each) if len(each) == len(kept) else math.inf
-
+    rows = _said_of(every, weights)
     fits: dict[int, float] = {}
     for stayed in sorted(weights)[: len(weights) // 2]:
         # What was sampled before it stayed, and what names its weights, tells nothing of it.
         later = [row for row in rows if row[1] > stayed and row[2] >= stayed]
         if len({at for *_, at in later}) < STAYS_FOR:
             continue
-        found, said = spread([(one, step, stayed) for one, step, _ in later]), spread(later)
+        found = _spread([(one, step, stayed) for one, step, _ in later], weights)
+        said = _spread(later, weights)
         if found <= STAYS and said >= max(STRAYS, 2 * found):
             fits[stayed] = found
     if not fits:
@@ -631,6 +637,7 @@ def _stays_at(case: Case, every: list[_StepGap]) -> Finding | None:
     at = min(fits, key=lambda one: fits[one])
     by = " or ".join(str(one) for one in sorted({min(fits), max(fits)}))
     later = [row for row in rows if row[1] > at]
+    said = _spread(later, weights)
     worst = max((one for one, *_ in later), key=lambda one: one.mean)
     return error(
         f"the engine's weights are no longer updated: they stay those of step {by}, although its weight version "
@@ -638,7 +645,7 @@ def _stays_at(case: Case, every: list[_StepGap]) -> Finding | None:
         worst.place,
         shown(f"mean |trainer - rollout| over the distance of the weights from step {at}'s, largest over least",
               fits[at], f"<= {STAYS:g}"),
-        shown("the same by the version that is named", spread(later), f"< {STRAYS:g}"),
+        shown("the same by the version that is named", "infinite" if said == math.inf else said, f"< {STRAYS:g}"),
         shown("mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
         shown("steps compared", len(later)),
         cause="weight updates are acknowledged and not applied: a sync that fails silently, a process or replica that "

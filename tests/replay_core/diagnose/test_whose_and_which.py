@@ -4,10 +4,15 @@ really trained, with one line wrong, and the same runs without it.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from replay_core.diagnose.rules import old_weights
 from tests.replay_core.diagnose.updating import Recipe, told
 
 RULES = ("D09", "D12", "D14", "D16", "D17", "D19", "D35", "D55", "D81", "D104", "L32")
@@ -84,6 +89,14 @@ HEALTHY = {
 @pytest.mark.parametrize("recipe", HEALTHY.values(), ids=HEALTHY)
 def test_runs_without_a_fault_are_silent(recipe: Recipe, tmp_path: Path) -> None:
     assert not told(tmp_path, recipe, *RULES)
+
+
+def test_weights_that_do_not_move_tell_no_age() -> None:
+    """A warm-up from 0 leaves checkpoints alike: what parts there is infinitely far from what they make."""
+    weights = {step: np.full(4, float(step > 2), np.float32) for step in range(5)}
+    parted: list[Any] = [(SimpleNamespace(mean=0.1), step, 0) for step in (1, 2, 3)]
+    assert old_weights._spread(parted, weights) == math.inf
+    assert old_weights._spread(parted[2:] * 2, weights) == 1
 
 
 def test_samples_as_old_as_their_version_says_are_fine(tmp_path: Path) -> None:
