@@ -392,6 +392,13 @@ class StepBatch:
         return both_N if counted_N is None else both_N & counted_N
 
 
+def counting(batch: StepBatch, trained_N: Array) -> StepBatch:
+    """The same samples, with other tokens counted in the loss."""
+    other = StepBatch(batch.step, batch.spine, batch.columns.sheets[1:], batch.columns.records, batch.laid.run)
+    other.trained_N = trained_N
+    return other
+
+
 #: The batch's own words for what a rule may need, and whether it is there.
 WORDS: dict[str, Callable[[StepBatch], bool]] = {
     "tokens": lambda batch: batch.spine.has_tokens,

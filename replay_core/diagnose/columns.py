@@ -106,11 +106,12 @@ class Columns:
         for number, (sheet, places) in enumerate(self.sheets[begin:], begin):
             if sheet.name == "datums" and trained_here and name.endswith("logprobs"):
                 continue  # what a remote trainer was sent, beside the forward of another trainer
-            found = self._gather(sheet, places, name)
+            found = self.of_sheet(sheet, places, name)
             if found is not None and found.said_N.any():
                 yield number, found
 
-    def _gather(self, sheet: Sheet, places: list[int | None], name: str) -> Column | None:
+    def of_sheet(self, sheet: Sheet, places: list[int | None], name: str) -> Column | None:
+        """The tensor as one of `sheets` has it, which is at these places; None where it has none."""
         refs = sheet.refs(name)
         if not refs or any(ref.is_text for ref in refs):
             return None

@@ -464,11 +464,12 @@ class _Watch:
         if self._trainer is not None:
             return
         self._open()
-        if optimizer in self._updating:
-            self._updating.clear()  # what it began was never done
-        self._updating.append(optimizer)
+        # A step that raised is over, and no hook says so.
+        self._updating = [*filter(_is_stepping, self._updating), optimizer]
         if len(self._updating) > 1:
-            return  # of one that keeps another for its share (ZeroRedundancyOptimizer): its gradients are recorded
+            # Of one that keeps another for its share (ZeroRedundancyOptimizer), or calls the step of the class it is
+            # made of: its gradients are recorded.
+            return
         if any(stepped() is optimizer for stepped in self._stepped):
             self._after_optimizers()
         step = self._current()
@@ -524,8 +525,7 @@ class _Watch:
 
     def _after_update(self, optimizer: Any) -> None:
         """The step is over at the next call of a model: until then another optimizer may take its part of it."""
-        if optimizer in self._updating:
-            del self._updating[self._updating.index(optimizer) :]
+        self._updating = [*filter(_is_stepping, self._updating)]
         if self._updating:
             return
         if self._trainer is None and self._step is not None:
@@ -743,6 +743,16 @@ def _is_within(functions: frozenset[str]) -> bool:
     frame = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name in functions:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _is_stepping(optimizer: Any) -> bool:
+    """Whether a method of the optimizer is being run, beside what torch wraps around its step to call the hooks."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name != "wrapper" and frame.f_locals.get("self") is optimizer:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

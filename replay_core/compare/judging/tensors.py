@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
 
 from replay_core import naming, pages
-from replay_core.compare.judging import copies, digests, limits
+from replay_core.compare.judging import copies, digests, experts_turned, limits
 from replay_core.compare.judging.judgement import judge, of_nans
 from replay_core.compare.judging.kept_figures import KeptFigures, is_worth_keeping
 from replay_core.compare.judging.locating import locate
@@ -117,6 +118,8 @@ class Judge:
         self._bitwise_only = bitwise_only
         self._tolerances = tolerances
         self._known = known
+        #: Another one, for pairs out of their turn: what comes in turn leans on none of these.
+        self._beside = partial(Judge, a, b, tolerances=tolerances, known=known)
         self._look = LookAhead(
             tolerances,
             bitwise=bitwise_only,
@@ -167,7 +170,9 @@ class Judge:
         assert pair.a is not None
         assert pair.b is not None
         row = self._both(pair, micro_pair, pair.a[1], pair.b[1])
-        if micro_pair.together is not None:
+        if row.verdict is Verdict.DIFF and (said := self._in_another_order(row, pair, micro_pair)) is not None:
+            row.skipped = said
+        elif micro_pair.together is not None:
             if self._ranks is None:
                 from replay_core.compare.judging.of_ranks import OfRanks
 
@@ -178,6 +183,28 @@ class Judge:
         if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
             self._note_input(row)
         return row
+
+    def _in_another_order(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:
+        """Why rows of experts are not compared one by one: they stand in another order, and what follows agrees."""
+        if row.context is None or row.figures is None or self._bitwise_only:
+            return None
+        moved = experts_turned.moved_rows(pair, row.context)
+        if moved is None:
+            return None
+        following, beside = experts_turned.what_follows(pair, micro_pair), self._beside()
+        for one in following:
+            next_row = beside._copy(one, micro_pair)
+            if next_row.verdict.diverges or next_row.skipped is not None or next_row.figures is None:
+                return None
+            if experts_turned.is_passed_on(next_row.figures.total.rel_l2, row.figures.total.rel_l2):
+                return None
+        if not following:
+            return None
+        names = " and ".join(one.name for one in following[:2])
+        return (
+            f"its rows are the other run's in another order ({moved:,} elsewhere), each to rounding, and which token a "
+            f"row is of was not recorded; what is made of them ({names}) agrees"
+        )
 
     def _copy(self, pair: TensorPair, micro_pair: MicroBatchPair) -> TensorVerdict:
         """The row of what another rank holds."""

@@ -152,16 +152,24 @@ def _are_engines(fatal: list[Told], log: RunLog) -> bool:
 
 def _restarted(fatal: list[Told], log: RunLog) -> Finding:
     again = log.events("engine_again")
+    steps = [_step_before(one.point, log) for one in fatal]
     return info(
         f"an inference engine died at line {fatal[0].point.line}, was started again, and the run went on: "
         f"{_words(fatal[0])}",
-        fatal[0].point.where(),
+        replace(fatal[0].point.where(), step=steps[0]),
         shown("line", again[-1].text.splitlines()[0][:200], None, f"line {again[-1].point.line}"),
         shown("lines that tell of its end", len(fatal), "0", "log"),
         cause="one of several engines ended; its requests were sent to it again, or lost",
         next_step="the engine's own log at that time; where it happens often, its memory (dmesg | grep -i oom)",
-        steps=steps_of(one.point for one in fatal),
+        steps=dict.fromkeys(steps),
     )
+
+
+def _step_before(point: Point, log: RunLog) -> int | None:
+    """The step whose rewards were told last before it: the bar of a phase counts steps of its own."""
+    rewards: Sequence[Point] = max((each.points for each in log.all("reward")), key=len, default=())
+    before = [each.step for each in rewards if each.path == point.path and (each.line or 0) < (point.line or 0)]
+    return before[-1] if before else point.step
 
 
 #: How Ray tells that a worker is gone, and does not know why.

@@ -158,25 +158,8 @@ def reduction(batch: StepBatch) -> Finding | None:
     importance weights that are not recorded may be in it. Skipped where `loss` alone is logged (it may hold KL and
     entropy terms) and agrees with nothing.
     """
-    parts, exact = _parts(batch)
+    parts, exact, agreed, constants = _reduced(batch)
     skip_if(not parts, "needs a logged pg_loss or loss per micro-batch, and the tokens it came from")
-    constants = {
-        f"token-sum over {scalar.name}": scalar.value
-        for scalar in batch.columns.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
-        if scalar.value > 0
-    }
-
-    def with_constants(parts: list[_MicroLoss]) -> list[_MicroLoss]:
-        return [replace(one, made=one.made | {
-            name: float(reductions.token_sum_over(one.values_BT, one.mask_BT, constant))
-            for name, constant in constants.items()
-        }) for one in parts]  # fmt: skip
-
-    agreed = _agreeing(with_constants(parts))
-    if not agreed and batch.has("is_weights"):
-        weighted, _ = _parts(batch, weighted=True)
-        if found := _agreeing(with_constants(weighted)):
-            parts, agreed = weighted, found
     # Nothing but a product with 0 is 0 to the last bit: of its reduction that tells nothing, nor of what is stated.
     skip_if(all(part.value == 0 for part in parts), "every logged loss is exactly 0: something multiplies it by 0")
     if (told := _otherwise(batch, parts, agreed, exact=exact)) is not None:
@@ -248,6 +231,41 @@ def reduction(batch: StepBatch) -> Finding | None:
         shown("micro-batches", len(parts)),
         cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
     )
+
+
+def _reduced(batch: StepBatch) -> tuple[list[_MicroLoss], bool, list[str], dict[str, float]]:
+    """Micro-batches with a logged loss, whether their tokens' values are certain, the reductions that make every one of
+    these losses, and the constants among what they may be divided by.
+    """
+    parts, exact = _parts(batch)
+    constants = {
+        f"token-sum over {scalar.name}": scalar.value
+        for scalar in batch.columns.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
+        if scalar.value > 0
+    }
+
+    def with_constants(parts: list[_MicroLoss]) -> list[_MicroLoss]:
+        return [replace(one, made=one.made | {
+            name: float(reductions.token_sum_over(one.values_BT, one.mask_BT, constant))
+            for name, constant in constants.items()
+        }) for one in parts]  # fmt: skip
+
+    agreed = _agreeing(with_constants(parts))
+    if not agreed and batch.has("is_weights"):
+        weighted, _ = _parts(batch, weighted=True)
+        if found := _agreeing(with_constants(weighted)):
+            parts, agreed = weighted, found
+    return parts, exact, agreed, constants
+
+
+def is_made_of_its_tokens(batch: StepBatch) -> bool | None:
+    """Whether some reduction makes the losses of several micro-batches of the tokens that count; None where these are
+    too few, or next to 0, which all tokens make.
+    """
+    parts, _, agreed, _ = _reduced(batch)
+    if sum(abs(part.value) > TELLS for part in parts) < 2:
+        return None
+    return bool(agreed) or _constant(parts) is not None
 
 
 #: What is stated of a loss's aggregation, in verl's words or the recorder's, and how the reductions begin that it may

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from msgspec import Struct
 from replay_core.diagnose import trends
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, warning
-from replay_core.diagnose.log_steps import steps_of, steps_told
+from replay_core.diagnose.log_steps import first_broken, scale_falls, steps_of, steps_told
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.dumps.log_events import DEATHS, THROWN_AWAY, UNTOLD, VERDICT
@@ -541,6 +542,14 @@ _OVERFLOWS = regex(r"OVERFLOW! (?:Rank|Skipping)")
 _TRIES, _END = 0.05, 0.5
 
 
+def _are_of_a_broken_gradient(log: RunLog) -> bool:
+    """Whether the gradient is the first that is not finite, to the end, and as many lines tell of a loss scale."""
+    broken = first_broken(log)
+    if broken is None or broken.series.signal != "grad_norm" or math.isfinite(broken.series.last.value):
+        return False
+    return bool(scale_falls(log, broken.steps))
+
+
 def _settles(lines: list[Told], log: RunLog) -> bool:
     """Whether overflows of fp16 get rare: hardly any behind the first half of the log's lines of metrics, as a scale
     has that is doubled now and then.
@@ -593,6 +602,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             continue  # printed of a forward that wants no gradient, as the reference's: those that do have one
         if _GREEDY.search(text) and _of_evaluation(lines, log):
             continue
+        if _OVERFLOWS.search(text) and _are_of_a_broken_gradient(log):
+            continue  # D21 tells of these lines
         greedy = _GREEDY.search(text) is not None and (
             not any(map(log.has, _PAID)) or not any(map(log.has, _TRAINS)) or log.has("pair_reward")
         )

@@ -206,11 +206,12 @@ def _outgrows(phases: list[Series], whole: Series | None, log: RunLog) -> Findin
     # Steps that have more to do, as of more batches that are drawn for each, are longer in every phase.
     if share < _ITS_OWN * first_share:
         return None
-    points = series.points[-(len(series.points) // 2) :]
+    points = _grown(series, begun)
+    since = "" if points[0].step is None else f", since step {points[0].step}"
     return warning(
-        f"{series.name} grows from step to step: from {begun:.3g} s in the first steps to {now:.3g} s in the last, "
-        f"from {first_share:.0%} to {share:.0%} of a step" + ("" if length is None else _not_by(length)),
-        series.ended,
+        f"{series.name} grows from step to step{since}: from {begun:.3g} s in the first steps to {now:.3g} s in the "
+        f"last, from {first_share:.0%} to {share:.0%} of a step" + ("" if length is None else _not_by(length)),
+        series.last.where(series.name),
         series.shown(now, f"about {begun:.3g}"),
         shown("share of a step", share, f"about {first_share:.2g}", "log"),
         cause="something accumulates in that phase: a queue, buffer or cache that is never emptied, handles or "
@@ -219,6 +220,12 @@ def _outgrows(phases: list[Series], whole: Series | None, log: RunLog) -> Findin
         next_step="time what is in the phase alone, early and late; py-spy dump at a late step",
         steps=steps_of(points),
     )
+
+
+def _grown(series: Series, begun: float) -> tuple[Point, ...]:
+    """The points from the one on at which it is longer than at the beginning, and stays so."""
+    short = [at for at, point in enumerate(series.points) if not point.value > SLOWER * begun]
+    return series.points[short[-1] + 1 :] if short and short[-1] + 1 < len(series.points) else series.points
 
 
 def _ends_over_begins(values: list[float]) -> float:

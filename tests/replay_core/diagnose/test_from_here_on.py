@@ -154,6 +154,10 @@ def test_a_phase_that_takes_several_times_as_long_is_named_with_its_growth(
         }
         told["timing_s/step"] = sum(value for name, value in told.items() if name.startswith("timing_s/"))
         steps.append(told)
-    found = [one.claim for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "D37"]
-    grows = any("timing_s/broadcast_params grows from step to step" in claim for claim in found)
-    assert grows is (slower > 0 and not tokens)
+    found = [one for one in worrying(diagnosed(tmp_path, verl(steps))) if one.id == "D37"]
+    grows = [one for one in found if "timing_s/broadcast_params grows from step to step" in one.claim]
+    assert bool(grows) is (slower > 0 and not tokens)
+    for one in grows:
+        assert f"since step {one.steps[0]}: from" in one.claim
+        assert 2 <= one.steps[0] <= 6
+        assert one.steps == tuple(range(one.steps[0], one.steps[-1] + 1))

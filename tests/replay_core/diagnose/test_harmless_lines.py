@@ -65,8 +65,10 @@ def test_an_engine_that_is_started_again_is_no_death_of_the_run(tmp_path: Path) 
     gone = "(raylet) A worker died or was killed while executing a task. Worker exit type: SYSTEM_ERROR\n"
     back = "WARNING engine 2 is dead, restarting it (attempt 1/3)\nINFO engine 2 is back, 48 requests sent again\n"
     steps = [{"reward": 0.3 + 0.02 * n} for n in range(12)]
-    found = only(diagnosed(tmp_path, trl(steps[:6]) + gone + back + trl(steps[6:], 7)), "L06")
+    bar = "Train epoch [1/1]: 100%|##########| 2/2 [00:21<00:00,  10.67s/it, act_loss=-0.00106, kl=0.141]\n"
+    found = only(diagnosed(tmp_path, trl(steps[:6]) + bar + gone + back + trl(steps[6:], 7)), "L06")
     assert found.severity == "info"
+    assert found.steps == (6,)
     assert only(diagnosed(tmp_path, trl(steps[:6]) + gone + trl(steps[6:], 7)), "L06").severity == "error"
     assert only(diagnosed(tmp_path, trl(steps[:6]) + gone + back + trl(steps[3:], 4)), "L06").severity == "error"
 

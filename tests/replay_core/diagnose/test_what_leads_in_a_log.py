@@ -209,9 +209,11 @@ def test_an_overflow_that_lines_of_the_loss_scale_tell_of_leads_over_its_gradien
         ]
         return "".join(scale * said + line for scale, line in zip(scales, lines, strict=True))
 
-    found = diagnosed(tmp_path, text(True)).findings[0]
+    every = diagnosed(tmp_path, text(True)).findings
+    found = every[0]
     assert (found.id, found.severity) == ("D21", "error")
     assert "fp16 gradients overflow" in found.claim
+    assert not any(one.id == "L29" and "overflow" in one.claim for one in every)
     assert "from 4096 to 1" in found.claim
     assert "fp16" not in diagnosed(tmp_path, text(False)).findings[0].claim
 

@@ -177,6 +177,50 @@ def test_a_pattern_that_no_module_matches_is_said_and_a_call_that_raises_is_no_t
     assert "not seen: what --modules mlp asks for, in a call of Sequential (6)" in answer.stderr
 
 
+#: A step of the first optimizer raises once, and is caught; each step of the other is that of one it keeps.
+RAISING = """
+import torch
+class Careful(torch.optim.SGD):
+    steps = 0
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps == 2:
+            raise FloatingPointError("the gradient is not finite")
+        return super().step(closure)
+class Keeping(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.kept = torch.optim.SGD(self.param_groups[0]["params"], lr=lr)
+    def step(self, closure=None):
+        return self.kept.step(closure)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizers = [Careful(model[0].parameters(), lr=0.1), Keeping(model[2].parameters(), lr=0.1)]
+for step in range(3):
+    model(torch.randn(5, 4)).pow(2).mean().backward()
+    for optimizer in optimizers:
+        try:
+            optimizer.step()
+        except FloatingPointError:
+            pass
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.long
+def test_an_optimizer_whose_step_raised_is_not_stepping_any_more(tmp_path: Path) -> None:
+    answer = record(tmp_path, RAISING, "--gradients", "*")
+    assert answer.returncode == 0, answer.stderr
+    run = open_run(tmp_path / "dump")
+    assert run.steps() == [0, 1, 2]
+    gradients = [
+        (record.key.step, ref.name)
+        for record in run.records if record.key.stage == "gradient"
+        for ref in record.tensors() if ref.name.endswith("weight")
+    ]  # fmt: skip
+    assert sorted(gradients) == [(step, f"grad.{at}.weight") for step in range(3) for at in (0, 2)]
+
+
 @pytest.mark.slow
 def test_sampling_is_counted_not_recorded_and_models_get_roles(tmp_path: Path) -> None:
     answer = record(tmp_path, LANGUAGE_MODEL)
