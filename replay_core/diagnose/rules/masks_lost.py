@@ -48,7 +48,7 @@ class _Lost(Struct):
     """Steps whose losses are made without them, and not with them."""
 
 
-@rule("D131", "the loss counts what a mask of the samples leaves out", link="masks", scope="case", lasts=True,
+@rule("D129", "the loss counts what a mask of the samples leaves out", link="masks", scope="case", lasts=True,
       explains=("D07", "D09", "D18", "D19", "D28", "D41", "D48", "D50", "D58", "D81", "L10"),
       source="trl#6439: a replay buffer that drops tool_mask; the tool's tokens are trained on")  # fmt: skip
 def masks_lost(case: Case) -> Iterator[Finding]:

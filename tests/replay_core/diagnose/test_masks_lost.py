@@ -77,7 +77,7 @@ def _run(directory: Path, names: tuple[str, str], *, handed: bool, counts: bool,
 @pytest.mark.parametrize("names", NAMES, ids=[one for one, _ in NAMES])
 def test_a_mask_that_the_update_has_lost_is_told(tmp_path: Path, names: tuple[str, str]) -> None:
     found = causes(look(_run(tmp_path / "lost", names, handed=False, counts=True)))
-    assert [(one.id, one.severity) for one in found][:1] == [("D131", "error")], [one.claim for one in found]
+    assert [(one.id, one.severity) for one in found][:1] == [("D129", "error")], [one.claim for one in found]
     assert names[0] in found[0].claim
     assert found[0].steps == (0, 1, 2)
 
@@ -86,11 +86,11 @@ def test_a_mask_that_the_update_has_lost_is_told(tmp_path: Path, names: tuple[st
 @pytest.mark.parametrize("handed", [True, False], ids=["recorded", "not recorded"])
 def test_a_mask_that_the_loss_follows_is_no_fault(tmp_path: Path, names: tuple[str, str], handed: bool) -> None:
     found = look(_run(tmp_path / "kept", names, handed=handed, counts=False))
-    assert of(found, "D131") is None, [one.claim for one in causes(found)]
+    assert of(found, "D129") is None, [one.claim for one in causes(found)]
 
 
 def test_where_no_loss_tells_whether_it_is_followed_it_is_a_warning(tmp_path: Path) -> None:
-    found = of(look(_run(tmp_path / "untold", NAMES[0], handed=False, counts=True, losses=False)), "D131")
+    found = of(look(_run(tmp_path / "untold", NAMES[0], handed=False, counts=True, losses=False)), "D129")
     assert found is not None
     assert found.severity == "warning"
     assert "the update's completion_mask counts" in found.claim
