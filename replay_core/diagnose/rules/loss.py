@@ -1205,6 +1205,8 @@ def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> 
         values_BT[row, :length], mask_BT[row, :length] = token_N[spans[sample]], batch.trained_N[spans[sample]]
     widths = batch.laid.widths or {"the response": values_BT.shape[1]}
     answered_N = batch.trained_N if batch.response_N is None else batch.response_N | batch.trained_N
+    # Responses that are left out whole are another matter: nothing of them is trained on.
+    answered_N = answered_N & np.repeat(batch.flat.count(batch.trained_N) > 0, batch.flat.lengths_B)
     inside = [spans[sample] for sample in samples]
     return _MicroLoss(
         scalar, values_BT, mask_BT, widths, attended=int(lengths.sum()),

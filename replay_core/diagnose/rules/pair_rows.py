@@ -20,8 +20,8 @@ from replay_core.errors import RldbgError
 from replay_core.records import Record
 from replay_core.regexes import regex
 
-#: Pairs, and losses of them, before they tell; and how near a recomputed one is.
-PAIRS, LOSSES, CLOSE = 4, 3, 1e-3
+#: Pairs, and losses of them, before they tell; and how near recomputed rewards and losses are.
+PAIRS, LOSSES, CLOSE, EXACT = 4, 3, 1e-3, 2e-5
 #: How many times nearer to its reference a policy is when rows are put right, and nats that it is off at least before.
 NEARER, OFF = 5.0, 0.5
 _SIDE = r"(?:^|[._/ ])(?P<of>policy|ref|reference)?_?(?P<side>chosen|rejected)_?"
@@ -168,7 +168,7 @@ def made_otherwise(case: Case) -> Finding | None:
     name: an error.
 
     A loss, stated as DPO's (sigmoid, or nothing else stated) with its beta, that beta and the stated label smoothing do
-    not make, in none of 3 records and more, while one known mistake makes all of them: chosen and rejected swapped, the
+    not make in 3 records and more (to 1e-4), while one known mistake makes all of them: chosen and rejected swapped, the
     reference left out, another label smoothing, a beta of 1 or its inverse, or log-probabilities divided by their
     tokens (which some state: then nothing is said): an error.
     """
@@ -316,14 +316,14 @@ def _other_loss(every: list[_Pairs], algorithm: Algorithm) -> Finding | None:
     smoothing = algorithm.number("label_smoothing") or 0.0
 
     def makes(made: list[float]) -> bool:
-        return all(abs(value - given(one.loss)) <= CLOSE * abs(value) for value, one in zip(made, told, strict=True))
+        return all(abs(value - given(one.loss)) <= EXACT * abs(value) for value, one in zip(made, told, strict=True))
 
     def nears(value: float, one: _Pairs) -> bool:
-        return abs(value - given(one.loss)) <= 3 * CLOSE * abs(value)
+        return abs(value - given(one.loss)) <= 5 * EXACT * abs(value)
 
     right = [_dpo(beta * one.margin(), smoothing) for one in told]
-    # Pairs whose margins are 0 tell nothing.
-    if any(nears(value, one) for value, one in zip(right, told, strict=True)):
+    # Margins near 0 tell nothing: there all ways come to ln 2.
+    if sum(not nears(value, one) for value, one in zip(right, told, strict=True)) < LOSSES:
         return None
     way = next((way for way in _mistakes(told, beta, smoothing) if makes(way.made)), None)
     if way is None:

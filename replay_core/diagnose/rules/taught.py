@@ -25,9 +25,11 @@ IMPROBABLE, USUAL = -4.0, 2.0
 OF_A_ROW = 4
 #: How near a temperature is to the stated one, and the steps' to each other; what of the difference it may leave; the
 #: correlation that two models of one text have at least, where a temperature is all that parts them.
-NEAR, ONE, LEFT, RELATED = 0.05, 0.03, 0.5, 0.9
+NEAR, ONE, LEFT, RELATED = 0.2, 0.1, 0.5, 0.9
 #: How well advantages have to be the policy over its teacher, and how much these have to differ, nats.
 EXACT, DIFFER = 1e-3, 1e-3
+#: How far off 1 a temperature is, before what it makes is no teacher's own.
+OTHER = 0.25
 
 
 class _Beside(Struct, frozen=True):
@@ -87,8 +89,9 @@ def whose(case: Case) -> Iterator[Finding]:
     warning. A teacher may find an answer bad; it does not find each of its tokens bad.
 
     At another temperature: one temperature that explains half of the difference at a correlation above .9, the same in
-    all steps (2 and more, to 3 %), and that makes the stated temperature, or its inverse (to 5 %): a warning. A larger
-    teacher is surer of itself: one that fits no temperature that is stated is not told.
+    all steps of a run that is recorded from its beginning (2 and more, to a tenth), and that makes the stated
+    temperature, which is a quarter off 1 and more, or its inverse (to a fifth: of a distribution one number is known): a
+    warning. A larger teacher is surer of itself: one that fits no temperature that is stated is not told.
     """
     every = _every(case)
     skip_if(not every, "needs a teacher's log-probabilities beside the policy's")
@@ -97,7 +100,7 @@ def whose(case: Case) -> Iterator[Finding]:
         return
     if (broken := _broken(every)) is not None:
         yield broken
-    if (hot := _tempered(every)) is not None:
+    if case.begins and (hot := _tempered(every)) is not None:
         yield hot
 
 
@@ -199,10 +202,10 @@ def _tempered(every: list[_Beside]) -> Finding | None:
     gains = [gain for _, gain, _ in told]
     middle = median(gains)
     stated = stated_temperature(told[0][0].batch)
-    if stated is None or abs(stated - 1) < 2 * NEAR or max(gains) > (1 + ONE) * min(gains):
+    if stated is None or abs(stated - 1) < OTHER or max(gains) > (1 + ONE) * min(gains):
         return None
     as_stated = abs(middle / stated - 1) < NEAR
-    if not as_stated and abs(middle * stated - 1) >= NEAR:
+    if abs(middle - 1) < OTHER or (not as_stated and abs(middle * stated - 1) >= NEAR):
         return None
     one, _, residual = told[0]
     other = "the policy's is divided by it and the teacher's is not"
