@@ -817,8 +817,8 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
 def _with_tools(part: _MicroLoss) -> dict[str, float]:
     """What a loss is that counts, or divides by, tokens of responses that the mask leaves out."""
     of_update = max(part.update_answered, 1)
-    ways = (("", max(part.answered, 1), 1), (" (of the whole update)", of_update, 1),
-            (f" (of the whole update), times its {part.micros} micro-batches", of_update, part.micros))  # fmt: skip
+    ways = (("", max(part.answered, 1), 1), (", of the whole update", of_update, 1),
+            (f", of the whole update and times its {part.micros} micro-batches", of_update, part.micros))  # fmt: skip
     return {
         f"{what}{of}": times * total / many
         for what, total in ((_COUNTS_TOOLS, part.total_answered), (_OVER_TOOLS, part.total))

@@ -168,8 +168,8 @@ def made_otherwise(case: Case) -> Finding | None:
     name: an error.
 
     A loss, stated as DPO's (sigmoid, or nothing else stated) with its beta, that beta and the stated label smoothing do
-    not make in 3 records and more (to 1e-4), while one known mistake makes all of them: chosen and rejected swapped, the
-    reference left out, another label smoothing, a beta of 1 or its inverse, or log-probabilities divided by their
+    not make in 3 records and more (to 1e-4), while one known mistake makes all of them: chosen and rejected swapped,
+    the reference left out, another label smoothing, a beta of 1 or its inverse, or log-probabilities divided by their
     tokens (which some state: then nothing is said): an error.
     """
     every = [pairs for record in case.records() if (pairs := _pairs_of(record)) is not None]

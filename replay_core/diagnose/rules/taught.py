@@ -90,8 +90,8 @@ def whose(case: Case) -> Iterator[Finding]:
 
     At another temperature: one temperature that explains half of the difference at a correlation above .9, the same in
     all steps of a run that is recorded from its beginning (2 and more, to a tenth), and that makes the stated
-    temperature, which is a quarter off 1 and more, or its inverse (to a fifth: of a distribution one number is known): a
-    warning. A larger teacher is surer of itself: one that fits no temperature that is stated is not told.
+    temperature, which is a quarter off 1 and more, or its inverse (to a fifth: of a distribution one number is known):
+    a warning. A larger teacher is surer of itself: one that fits no temperature that is stated is not told.
     """
     every = _every(case)
     skip_if(not every, "needs a teacher's log-probabilities beside the policy's")
