@@ -26,7 +26,7 @@ TOKENS, OFTEN, STEPS, LEFT = 8, 0.02, 2, 0.1
 FLATTER = 1.05
 
 
-class _Beside(Struct, frozen=True):
+class _EntropyBeside(Struct, frozen=True):
     """A step's tokens: entropy, log-probability of the token that was drawn, and how many entropies are impossible, as
     they stand and by what lies a token before or after.
     """
@@ -60,12 +60,12 @@ def _impossible(entropy: Array, logp: Array, vocabulary: int) -> Array:
     return found
 
 
-def _beside(batch: StepBatch, vocabulary: int) -> _Beside | None:
+def _beside(batch: StepBatch, vocabulary: int) -> _EntropyBeside | None:
     """The tokens of a batch; None where entropies or log-probabilities are not recorded."""
     entropy = batch.columns.of("entropy")
     if entropy is None:
         return None
-    best: _Beside | None = None
+    best: _EntropyBeside | None = None
     for name in ("old_logprobs", "policy_logprobs"):
         column = batch.columns.of(name)
         if column is None:
@@ -80,7 +80,7 @@ def _beside(batch: StepBatch, vocabulary: int) -> _Beside | None:
             moved_N, known_N = np.roll(h_N, by), np.roll(both_N, by) & both_N
             known_N &= np.roll(batch.flat.sample_N, by) == batch.flat.sample_N
             shifted[by] = int((known_N & _impossible(moved_N, l_N, vocabulary)).sum())
-        one = _Beside(batch, h_N, l_N, both_N, impossible_N, shifted)
+        one = _EntropyBeside(batch, h_N, l_N, both_N, impossible_N, shifted)
         # Of the two the one that it may be of.
         if best is None or impossible_N.sum() < best.impossible_N.sum():
             best = one
@@ -133,7 +133,7 @@ def of_other_logits(case: Case) -> Finding | None:
     )
 
 
-def _why(told: list[_Beside], count: int, flatness: float, stated: float | None) -> tuple[str, str]:
+def _why(told: list[_EntropyBeside], count: int, flatness: float, stated: float | None) -> tuple[str, str]:
     """What it is the entropy of, for the claim, and the cause."""
     for by, side in ((1, "before"), (-1, "after")):
         if sum(one.shifted[by] for one in told) <= LEFT * count:

@@ -254,7 +254,7 @@ def _dpo(z: Array, smoothing: float) -> float:
     return float(((1 - smoothing) * np.logaddexp(0.0, -z) + smoothing * np.logaddexp(0.0, z)).mean())
 
 
-class _Way(Struct, frozen=True):
+class _PairLoss(Struct, frozen=True):
     """A way to make the loss of pairs: what it does, why that may be, and its losses."""
 
     what: str
@@ -262,20 +262,20 @@ class _Way(Struct, frozen=True):
     made: list[float]
 
 
-def _mistakes(every: list[_Pairs], beta: float, smoothing: float) -> Iterator[_Way]:
+def _mistakes(every: list[_Pairs], beta: float, smoothing: float) -> Iterator[_PairLoss]:
     margins = [one.margin() for one in every]
-    yield _Way(
+    yield _PairLoss(
         "of the margin turned around: chosen and rejected are swapped, and the policy learns to prefer the worse",
         "the two halves of the joined batch are split in the wrong order, or the margin is negated",
         [_dpo(-beta * z, smoothing) for z in margins],
     )
-    yield _Way(
+    yield _PairLoss(
         "without the reference: its log-probabilities have no part in the margin",
         "the reference-free loss is switched on, or its log-probabilities are 0 where the loss is made",
         [_dpo(beta * (one.logps["policy", "chosen"] - one.logps["policy", "rejected"]), smoothing) for one in every],
     )
     for other in sorted({0.0, 0.05, 0.1, 0.2, 0.3} - {smoothing}):
-        yield _Way(
+        yield _PairLoss(
             f"with a label smoothing of {other:g}, and {smoothing:g} is stated",
             "the setting does not reach the loss: a default stands in its place",
             [_dpo(beta * z, other) for z in margins],
@@ -286,7 +286,7 @@ def _mistakes(every: list[_Pairs], beta: float, smoothing: float) -> Iterator[_W
         (beta * beta, f"{beta * beta:g}, its square"),
     ):
         if abs(times - beta) > CLOSE * beta:
-            yield _Way(
+            yield _PairLoss(
                 f"with a beta of {words}, and {beta:g} is stated",
                 "the margin is not multiplied by beta, is divided by it, or is multiplied twice",
                 [_dpo(times * z, smoothing) for z in margins],
@@ -295,7 +295,7 @@ def _mistakes(every: list[_Pairs], beta: float, smoothing: float) -> Iterator[_W
         one.tokens and min(map(float, one.tokens["chosen"])) > 0 and min(map(float, one.tokens["rejected"])) > 0
         for one in every
     ):
-        yield _Way(
+        yield _PairLoss(
             "of means over tokens: log-probabilities are divided by their answers' lengths, and none is stated",
             "the average log-probability is taken where the sum is meant: margins are as many times smaller, and beta "
             "is worth less the longer answers are",

@@ -32,7 +32,7 @@ EXACT, DIFFER = 1e-3, 1e-3
 OTHER = 0.25
 
 
-class _Beside(Struct, frozen=True):
+class _Taught(Struct, frozen=True):
     """A step's teacher beside the policy, over the tokens that count and that both say."""
 
     batch: StepBatch
@@ -58,7 +58,7 @@ class _Beside(Struct, frozen=True):
         return detect_lag(ours, theirs)
 
 
-def _every(case: Case) -> list[_Beside]:
+def _every(case: Case) -> list[_Taught]:
     found = []
     for batch in case.batches():
         teacher, policy = batch.columns.of("teacher_logprobs"), batch.trainer or batch.columns.of("rollout_logprobs")
@@ -66,11 +66,11 @@ def _every(case: Case) -> list[_Beside]:
             continue
         both_N = batch.pair(teacher, policy)
         if both_N.sum() >= TOKENS:
-            found.append(_Beside(batch, teacher, policy, both_N))
+            found.append(_Taught(batch, teacher, policy, both_N))
     return found
 
 
-def _steps(of: list[_Beside]) -> list[int | None]:
+def _steps(of: list[_Taught]) -> list[int | None]:
     return [one.batch.step for one in of]
 
 
@@ -104,7 +104,7 @@ def whose(case: Case) -> Iterator[Finding]:
         yield hot
 
 
-def _shifted(every: list[_Beside]) -> Finding | None:
+def _shifted(every: list[_Taught]) -> Finding | None:
     lags = [one.lag() for one in every]
     told = [(one, lag) for one, lag in zip(every, lags, strict=True) if lag.settled]
     if len(told) < STEPS or len({lag.lag for _, lag in told}) > 1 or told[0][1].lag == 0:
@@ -127,7 +127,7 @@ def _shifted(every: list[_Beside]) -> Finding | None:
     )
 
 
-def _improbable_B(one: _Beside) -> Array:
+def _improbable_B(one: _Taught) -> Array:
     """Whether the teacher finds every token of a row improbable."""
     _, high_B = one.batch.flat.extremes(one.teacher.values_N, one.both_N)
     many_B = one.batch.flat.count(one.both_N) >= OF_A_ROW
@@ -135,7 +135,7 @@ def _improbable_B(one: _Beside) -> Array:
     return found_B
 
 
-def _broken(every: list[_Beside]) -> Finding | None:
+def _broken(every: list[_Taught]) -> Finding | None:
     rows, heard, found = 0, 0, []
     for one in every:
         flat, bad_B = one.batch.flat, _improbable_B(one)
@@ -167,13 +167,13 @@ def _broken(every: list[_Beside]) -> Finding | None:
     )
 
 
-def _is_sure(one: _Beside, bad_B: Array) -> bool:
+def _is_sure(one: _Taught, bad_B: Array) -> bool:
     """Whether the policy finds these rows improbable itself: nothing is wrong with the teacher then."""
     mean_B = one.batch.flat.mean(np.nan_to_num(one.policy.values_N), one.both_N)
     return bool(np.median(mean_B[bad_B]) < IMPROBABLE / 2)
 
 
-def _gain(one: _Beside) -> tuple[float, float] | None:
+def _gain(one: _Taught) -> tuple[float, float] | None:
     """The temperature that makes the teacher's numbers of the policy's, and what of the difference it leaves."""
     x = np.minimum(one.policy.values_N[one.both_N], -1e-7)
     y = one.teacher.values_N[one.both_N]
@@ -195,7 +195,7 @@ def _gain(one: _Beside) -> tuple[float, float] | None:
     return found, residual
 
 
-def _tempered(every: list[_Beside]) -> Finding | None:
+def _tempered(every: list[_Taught]) -> Finding | None:
     told = [(one, *gain) for one in every if (gain := _gain(one)) is not None and gain[1] < LEFT]
     if len(told) < STEPS or len(told) < len(every):
         return None
@@ -234,7 +234,7 @@ def away(case: Case) -> Finding | None:
     size, cut off or not, less one mean or not, in all steps that tell (2 and more): an error where distillation is
     stated, else a warning. The reverse KL's gradient raises what the teacher gives more.
     """
-    told: list[tuple[_Beside, float, float]] = []
+    told: list[tuple[_Taught, float, float]] = []
     for one in _every(case):
         column = one.batch.columns.of("advantages")
         if column is None:
