@@ -532,6 +532,10 @@ class _Recomputed(Struct, frozen=True):
     stated: str = ""
     as_many: float = 1.0
     """How many times the tokens that count its responses have, with those that the mask leaves out."""
+    answered_each: float = 0.0
+    """Those of a response."""
+    is_counted_too: bool = False
+    """Whether tokens that the mask leaves out have a loss."""
 
 
 #: Factors that a world size or an accumulation makes.
@@ -806,7 +810,8 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                     total / part.value / max(samples, 1), part.longest,
                     stated_number(batch.laid.stated, *RESPONSE_LIMITS),
                     stated_number(batch.laid.stated, *_CONSTANTS), aggregation(batch.laid.algorithm),
-                    part.answered / max(part.tokens, 1),
+                    part.answered / max(part.tokens, 1), part.answered / max(samples, 1),
+                    abs(part.total_answered - part.total) > CLOSE * abs(part.total),
                 )
             )  # fmt: skip
         if _agreeing(found):
@@ -862,7 +867,10 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         if not all(name in part.mistakes and _agree(part.mistakes[name], part.value) for part in off):
             continue
         if name.startswith((_COUNTS_TOOLS, _OVER_TOOLS)):
-            if sum(part.as_many >= MANY for part in off) >= TOOLS:
+            # A constant for each row (of Dr. GRPO, or of padding that nothing tells) is no number of tokens.
+            apart = len({round(part.answered_each, 2) for part in off}) > 1 and first.kind != "constant"
+            sums_too = any(part.is_counted_too for part in off) or name.startswith(_OVER_TOOLS)
+            if sum(part.as_many >= MANY for part in off) >= TOOLS and apart and sums_too:
                 way = _COUNTS_TOOLS if name.startswith(_COUNTS_TOOLS) else _OVER_TOOLS
                 yield (
                     name,
@@ -1205,6 +1213,9 @@ def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> 
         values_BT[row, :length], mask_BT[row, :length] = token_N[spans[sample]], batch.trained_N[spans[sample]]
     widths = batch.laid.widths or {"the response": values_BT.shape[1]}
     answered_N = batch.trained_N if batch.response_N is None else batch.response_N | batch.trained_N
+    if not batch.spine.padding_known:
+        last_B = batch.flat.last(batch.trained_N)
+        answered_N = answered_N & (batch.flat.position_N <= np.repeat(last_B, batch.flat.lengths_B))
     # Responses that are left out whole are another matter: nothing of them is trained on.
     answered_N = answered_N & np.repeat(batch.flat.count(batch.trained_N) > 0, batch.flat.lengths_B)
     inside = [spans[sample] for sample in samples]
