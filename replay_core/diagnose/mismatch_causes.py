@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct, field
 
+from replay_core.diagnose.algorithm import RESPONSE_LIMITS
 from replay_core.diagnose.apart import Apart
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, listed, share, shown
@@ -112,6 +113,7 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
         or gathered_elsewhere(batch, between)
         or repeated.told()
         or _of_later_turns(batch, between)
+        or _near_the_limit(batch, between)
     ):
         return told_alone
     if (block := _block_of_rows(between)) is not None:
@@ -315,6 +317,48 @@ def _of_later_turns(batch: StepBatch, between: Gap) -> MismatchCause | None:
         ],
         is_of_a_forward=True,
     )
+
+
+#: Tokens on either side of a place near the limit, the share of them that has to be on its side, and how much of the
+#: limit its end is at most.
+ON_EITHER, ON_ITS_SIDE, END_OF_ALL = 8, 0.9, 0.34
+
+
+def _near_the_limit(batch: StepBatch, between: Gap) -> MismatchCause | None:
+    """The last places that a response may have, where all of the difference lies there, however long a response is."""
+    inside_N = batch.response_N if batch.response_N is not None else between.both_N
+    place_N = batch.flat.position_N - np.repeat(batch.flat.first(inside_N), batch.flat.lengths_B)
+    places, off = place_N[between.both_N], np.abs(between.d) > DISAGREE
+    limit = batch.laid.algorithm.number(*RESPONSE_LIMITS) or float(places.max(initial=0)) + 1
+    if not off.any() or places.max() >= limit:
+        return None
+    for first in np.unique(places[off]):
+        behind = places >= first
+        if first < (1 - END_OF_ALL) * limit or min(behind.sum(), (~behind).sum()) < ON_EITHER:
+            continue
+        if off[behind].mean() < ON_ITS_SIDE or off[~behind].any():
+            continue
+        # Ends of responses of every length are another matter: shorter ones have to agree to their own.
+        ends_B = batch.flat.last(between.both_N) - batch.flat.first(inside_N) + 1
+        if int(((ends_B > 0) & (ends_B <= first)).sum()) < 2:
+            return None
+        each = np.abs(between.d)
+        count = int(limit - first)
+        return MismatchCause(
+            f"all of it in the last {count} of the {limit:g} tokens that a response may have, shorter ones agree to "
+            "their end",
+            "what the engine says of tokens near its limit is not of these tokens: drafts of speculative decoding "
+            "(MTP) that it may not take any more, a block or a buffer that ends there, or a length that the two sides "
+            "do not share",
+            [
+                shown(f"mean |d| from token {int(first) + 1} on", float(each[behind].mean())),
+                shown("mean |d| before it", float(each[~behind].mean())),
+                shown("tokens behind it", int(behind.sum())),
+            ],
+            is_of_a_forward=True,
+            is_of_tokens=True,
+        )
+    return None
 
 
 def _are_most(d_N: Array, part_N: Array) -> bool:

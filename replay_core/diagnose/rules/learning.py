@@ -57,6 +57,10 @@ def rate(log: RunLog) -> Iterator[Finding]:
     that never comes to 5e-9, which changes no weight, is a warning; and so is one that never comes to 1e-7 over 16
     lines and more in which no reward is logged and the loss falls by less than a tenth. A 0 that was printed with two
     decimals and more (`lr:0.000`) is a rate that was rounded, and no 0.
+
+    A rate of 0 in the last twentieth (5 steps and more) of the steps that the run states to take is a warning, and so
+    is one that is stated to fall to 0 over them (cosine, linear, and no least rate), and is at .8 of its largest and
+    more at their end.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -87,6 +91,11 @@ def rate(log: RunLog) -> Iterator[Finding]:
             "its total is too small: it decays to 0 early",
             next_step="call scheduler.step() once per optimizer step, and give it the number of those as total",
         )
+        return
+    if (spent is not None and (ended := _ends_early(log, series, spent)) is not None) or (
+        (ended := _does_not_decay(log, series)) is not None
+    ):
+        yield ended
         return
     if max(values) < NOTHING:
         yield warning(
@@ -140,6 +149,59 @@ def rate(log: RunLog) -> Iterator[Finding]:
             "micro-batches, and the rate never gets there",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
+
+
+#: Steps at 0 at the end of a run, and the share of it, before they are no last step of a schedule.
+_AT_0, _SHARE_AT_0 = 5, 0.05
+#: Steps of a decay, the share of the stated total that is logged, and what is left of the largest rate, before it is
+#: one that does not take place.
+_DECAYS, _LOGGED, _LEFT = 20, 0.9, 0.8
+_SCHEDULES = ("lr_scheduler_type", "lr_scheduler", "lr_decay_style", "lr_schedule", "scheduler_type", "warmup_style")
+_LEAST_RATES = ("min_lr", "min_lr_ratio", "min_lr_rate", "lr_min", "final_lr", "lr_end", "min_learning_rate")
+
+
+def _ends_early(log: RunLog, series: Series, spent: int) -> Finding | None:
+    """A rate of 0 in the last steps of the run, one for each step up to the total that is stated."""
+    values, total = series.finite, log.algorithm.number(*_TOTAL)
+    idle = len(values) - spent
+    if total is None or len(values) != len(series.points) or abs(len(values) - total) > 1:
+        return None
+    if idle < max(_AT_0, _SHARE_AT_0 * len(values)):
+        return None
+    return warning(
+        f"the learning rate ends before the run: it is 0 from step {series.points[spent].step} on, for the last {idle} "
+        f"of the {total:g} steps that are stated",
+        series.of(series.points[spent:]),
+        series.shown_at(series.points[spent], "> 0"),
+        shown("steps of the schedule", spent, f"{total:g}"),
+        cause="the schedule has fewer steps than the run: the warm-up is taken off its total twice, or it is counted "
+        "over another number of steps; nothing is learnt in the last of them",
+        next_step="give the scheduler the number of optimizer steps of the run as its total",
+    )
+
+
+def _does_not_decay(log: RunLog, series: Series) -> Finding | None:
+    """A rate that is stated to fall to 0 over the stated steps (cosine, linear) and near its largest at their end."""
+    algorithm, values = log.algorithm, series.finite
+    kind, total = algorithm.word(*_SCHEDULES), algorithm.number(*_TOTAL)
+    if kind not in ("cosine", "linear") or any(algorithm.number(name) for name in _LEAST_RATES) or total is None:
+        return None
+    first, last = series.points[0].step, series.points[-1].step
+    if first is None or last is None or len(values) < _DECAYS or first > 0.1 * total:
+        return None
+    if not _LOGGED * total <= last <= total + 1 or values[-1] < _LEFT * max(values):
+        return None
+    return warning(
+        f"a {kind} schedule over {total:g} steps is stated, and the learning rate is at {values[-1] / max(values):.0%} "
+        f"of its largest at step {last}: it decays over another number of steps, or not at all",
+        series.ended,
+        series.shown(values[-1], f"< {_LEFT * max(values):.3g}"),
+        shown("largest learning rate", max(values)),
+        shown("steps that are stated", total),
+        cause="the schedule's length is a default or another setting (train_iters, decay steps), counted in other "
+        "steps, or the schedule is made and never stepped",
+        next_step="print the scheduler's total steps; give it those of the run",
+    )
 
 
 def _is_rounded(series: Series) -> bool:

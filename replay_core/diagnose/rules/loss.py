@@ -32,6 +32,7 @@ from replay_core.diagnose.compared import disagrees
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, look_at, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, numbers, steps_of, steps_told
+from replay_core.diagnose.own_means import TERMS, OwnMean, is_own, own_means
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.rules.summed import over_slots, summed_kl, undivided
@@ -76,6 +77,12 @@ class _MicroLoss(Struct, frozen=True):
     """Tokens of its samples, prompts and all."""
     update_attended: int = 0
     """The same of all micro-batches of its optimizer step."""
+    answered: int = 0
+    """Tokens of its responses, those that the mask leaves out (tool output) and all."""
+    update_answered: int = 0
+    """The same of all micro-batches of its optimizer step."""
+    total_answered: float = 0.0
+    """The sum of the loss over these tokens."""
     made: dict[str, float] = field(default_factory=dict)
     """What every reduction makes of its tokens (`reductions_of`)."""
 
@@ -541,6 +548,12 @@ class _Recomputed(Struct, frozen=True):
     """What the run states that a response may have, and that a sum over one is divided by."""
     constant: float | None = None
     stated: str = ""
+    as_many: float = 1.0
+    """How many times the tokens that count its responses have, with those that the mask leaves out."""
+    answered_each: float = 0.0
+    """Those of a response."""
+    is_counted_too: bool = False
+    """Whether tokens that the mask leaves out have a loss."""
 
 
 #: Factors that a world size or an accumulation makes.
@@ -548,7 +561,15 @@ _FACTORS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 _SUMMED = "it is the sum over samples of token means, not their mean"
 _LONGEST = "divides by its samples times the longest response of the micro-batch, which is another in each"
 _WITH_PROMPTS = "divides by all tokens of prompts and responses, not by those that count"
+_COUNTS_TOOLS = "counts tokens of responses that the mask leaves out (tool output)"
+_OVER_TOOLS = "divides by all tokens of responses, also by those that the mask leaves out (tool output)"
+#: Micro-batches whose responses hold tokens that the mask leaves out, and by what share, before they tell.
+TOOLS, MANY = 3, 1.02
 _CAUSES = {
+    _COUNTS_TOOLS: "this way of the loss (a fused kernel, a replayed batch) gets the mask of whole responses, and not "
+    "that of the tokens that the policy wrote: it learns to write what tools answered",
+    _OVER_TOOLS: "the denominator is the responses' length, tool output and all, and the sum is over the mask: the "
+    "more tools were called, the smaller the loss",
     _WITH_PROMPTS: "the denominator is the attention mask's sum, and the loss is summed over the response mask's: "
     "prompt tokens (and tool output) are counted, have no loss, and make the others smaller, the longer prompts are",
     _SUMMED: "a division by the samples is missing",
@@ -566,11 +587,14 @@ def off_by(case: Case) -> Finding | None:
     error where a denominator counts token slots of the rows (of the response, or of prompt and response), and is no
     constant while the rows change their width; where it is the longest response of each micro-batch; where samples are
     summed; or where one factor is all that is off one
-    reduction (a world size, an accumulation, a sign).
+    reduction (a world size, an accumulation, a sign). So is one that counts tokens of responses which the mask leaves
+    out (tool output), or divides by them, in all micro-batches, 3 of which hold 2 % of them and more.
 
     A warning where each micro-batch's loss is the mean over its own tokens (or that over how many an update has) and
     one has 3 times the tokens of another of its update, in half of the steps and of their updates: tokens then do not
-    weigh the same in one update. A warning where micro-batches of one update are means over their own tokens (or
+    weigh the same in one update; and so is a term beside it (KL, entropy, a teacher's), where the policy's loss is one
+    over the update or a mean over tokens is stated, and one has twice the tokens of another. A
+    warning where micro-batches of one update are means over their own tokens (or
     samples), and the step logs their sum, not their mean, in 2 steps and more; and where each is the mean that the run
     states (its own settings, with the KL) and the divisor that is stated beside it is missing, in 4 and all of them.
 
@@ -582,6 +606,7 @@ def off_by(case: Case) -> Finding | None:
     update, or from some step on, and none (times a constant) makes all of them.
     """
     told = summed_kl(case) or over_slots(case) or undivided(case) or _not_divided(case) or _uneven_steps(case)
+    told = told or _uneven_terms(case)
     if told is not None:
         return told
     off: list[_Recomputed] = []
@@ -789,23 +814,39 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                                       (" (of the whole update)", part.update_attended, part.update_tokens))
                 if many > own
             }  # fmt: skip
+            with_tools = _with_tools(part)
             longest = samples * max(part.longest, 1)
             shared = f"{_LONGEST}, and by the {part.micros} micro-batches"
             record, name = part.logged.record, part.logged.name
             found.append(
                 _Recomputed(
                     batch.step, batch.laid.where_record(record, name), record.path.name, part.value, part.made,
-                    {**slots, **with_prompts, _LONGEST: total / longest, shared: total / longest / max(part.micros, 1),
+                    {**slots, **with_prompts, **with_tools, _LONGEST: total / longest,
+                     shared: total / longest / max(part.micros, 1),
                      _SUMMED: mean * samples}, part.widths, exact, kind, part.micros,
                     total / part.value / max(samples, 1) if part.update_samples > samples > 0 else 0.0,
                     total / part.value / max(samples, 1), part.longest,
                     stated_number(batch.laid.stated, *RESPONSE_LIMITS),
                     stated_number(batch.laid.stated, *_CONSTANTS), aggregation(batch.laid.algorithm),
+                    part.answered / max(part.tokens, 1), part.answered / max(samples, 1),
+                    abs(part.total_answered - part.total) > CLOSE * abs(part.total),
                 )
             )  # fmt: skip
         if _agreeing(found):
             return found
     return found
+
+
+def _with_tools(part: _MicroLoss) -> dict[str, float]:
+    """What a loss is that counts, or divides by, tokens of responses that the mask leaves out."""
+    of_update = max(part.update_answered, 1)
+    ways = (("", max(part.answered, 1), 1), (", of the whole update", of_update, 1),
+            (f", of the whole update and times its {part.micros} micro-batches", of_update, part.micros))  # fmt: skip
+    return {
+        f"{what}{of}": times * total / many
+        for what, total in ((_COUNTS_TOOLS, part.total_answered), (_OVER_TOOLS, part.total))
+        for of, many, times in ways
+    }
 
 
 def _states_its_terms(batch: StepBatch) -> bool:
@@ -842,6 +883,18 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
     ]
     for name in first.mistakes:
         if not all(name in part.mistakes and _agree(part.mistakes[name], part.value) for part in off):
+            continue
+        if name.startswith((_COUNTS_TOOLS, _OVER_TOOLS)):
+            # A constant for each row (of Dr. GRPO, or of padding that nothing tells) is no number of tokens.
+            apart = len({round(part.answered_each, 2) for part in off}) > 1 and first.kind != "constant"
+            sums_too = any(part.is_counted_too for part in off) or name.startswith(_OVER_TOOLS)
+            if sum(part.as_many >= MANY for part in off) >= TOOLS and apart and sums_too:
+                way = _COUNTS_TOOLS if name.startswith(_COUNTS_TOOLS) else _OVER_TOOLS
+                yield (
+                    name,
+                    _CAUSES[way],
+                    [*said, shown("tokens of responses over those that count", first.as_many, "1")],
+                )
             continue
         if name.startswith(_WITH_PROMPTS):
             # A constant, or an update whose micro-batches hold as many tokens, is divided by a number that was chosen.
@@ -992,6 +1045,52 @@ def _uneven_steps(case: Case) -> Finding | None:
     return replace(found[0][1], steps=tuple(step for step, _ in found if step is not None))
 
 
+#: The same of a term whose loss is divided otherwise than the policy's.
+UNLIKE_TERMS = 2.0
+
+
+def _uneven_terms(case: Case) -> Finding | None:
+    """The same of a term beside the policy's loss, where that is a mean over its update, or a mean over all tokens is
+    stated: in 2 steps and more, and half of those that have such micro-batches.
+    """
+    for name, what in TERMS.items():
+        found: list[tuple[int | None, list[OwnMean]]] = []
+        made: list[list[OwnMean]] = []
+        looked = 0
+        for batch in case.batches():
+            updates = own_means(batch, name)
+            if not updates:
+                continue
+            looked += 1
+            stated = _MODES.get(aggregation(batch.laid.algorithm)) is _MODES["token-mean"]
+            if divides_by_micro_batch(batch.laid.algorithm) or not (stated or is_share_of_update(batch)):
+                continue
+            worst = max(updates, key=lambda each: max(one.tokens for one in each) / min(one.tokens for one in each))
+            made += updates
+            if max(one.tokens for one in worst) >= UNLIKE_TERMS * min(one.tokens for one in worst):
+                found.append((batch.step, worst))
+        if len(found) < 2 or 2 * len(found) < looked or not is_own(made):
+            continue
+        every = found[0][1]
+        small, large = (choose(every, key=lambda one: one.tokens) for choose in (min, max))
+        return warning(
+            f"the {what} loss is a mean over each micro-batch's own tokens, and the loss is one over all of them: a "
+            f"token of the smallest weighs {large.tokens / small.tokens:.2g} times one of the largest in it",
+            Where.of(small.logged.record, small.logged.name),
+            shown(small.logged.name, small.logged.value, None, small.logged.record.path.name),
+            shown("tokens of the smallest micro-batch", small.tokens, f"> {large.tokens / UNLIKE_TERMS:.4g}"),
+            shown("tokens of the largest", large.tokens),
+            shown("steps that agree", len(found)),
+            cause="the term is reduced on its own, over the tokens of its micro-batch, where the policy's loss is "
+            "divided by those of the whole update: under dynamic batches, or lengths that differ, its weight is "
+            "another "
+            "in each micro-batch",
+            next_step="divide the term's sum by the same number of tokens as the policy's loss",
+            steps=[step for step, _ in found],
+        )
+    return None
+
+
 def _uneven(parts: list[_MicroLoss]) -> Finding | None:
     """Micro-batches of one update that each divide by their own tokens, where those are far from equal."""
     # An update of its own divides by its own tokens. Of many updates one has a short micro-batch by chance: the middle
@@ -1059,6 +1158,7 @@ def _made_of(batch: StepBatch, logged: list[Scalar], token_N: Array) -> list[_Mi
             whole = replace(
                 part, update_tokens=tokens, update_samples=samples, ranks=ranks, micros=len(update) // ranks,
                 update_attended=sum(one.attended for one in update),
+                update_answered=sum(one.answered for one in update),
             )  # fmt: skip
             made[part.logged.place] = replace(whole, made=dict(reductions_of(whole, step_tokens, len(batch))))
     return [made[part.logged.place] for part in parts]
@@ -1130,7 +1230,18 @@ def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> 
     for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
         values_BT[row, :length], mask_BT[row, :length] = token_N[spans[sample]], batch.trained_N[spans[sample]]
     widths = batch.laid.widths or {"the response": values_BT.shape[1]}
-    return _MicroLoss(scalar, values_BT, mask_BT, widths, attended=int(lengths.sum()))
+    answered_N = batch.trained_N if batch.response_N is None else batch.response_N | batch.trained_N
+    if not batch.spine.padding_known:
+        last_B = batch.flat.last(batch.trained_N)
+        answered_N = answered_N & (batch.flat.position_N <= np.repeat(last_B, batch.flat.lengths_B))
+    # Responses that are left out whole are another matter: nothing of them is trained on.
+    answered_N = answered_N & np.repeat(batch.flat.count(batch.trained_N) > 0, batch.flat.lengths_B)
+    inside = [spans[sample] for sample in samples]
+    return _MicroLoss(
+        scalar, values_BT, mask_BT, widths, attended=int(lengths.sum()),
+        answered=sum(int(answered_N[span].sum()) for span in inside),
+        total_answered=sum(float(token_N[span][answered_N[span]].sum()) for span in inside),
+    )  # fmt: skip
 
 
 @rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),

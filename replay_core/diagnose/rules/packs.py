@@ -319,10 +319,28 @@ def leaking(batch: StepBatch) -> Finding | None:
     or, after step 0, where a run that is off-policy on purpose records no versions.
     """
     between = gap(batch)
+    if _is_of_unsampled(batch, between):
+        return None
     later = batch.step not in (None, 0) and between.leak is not None and "inferred" in between.leak[1]
     if between.leak is not None and not later and not _of_other_ages(batch, *between.leak):
         return _leak(batch, between, *between.leak)
     return None
+
+
+#: Mean log-probability of tokens that are no certain ones.
+NOT_SURE = -0.1
+
+
+def _is_of_unsampled(batch: StepBatch, between: Gap) -> bool:
+    """Whether what parts samples is that the engine's number of some tokens is 0, which the trainer is not sure of (D41
+    says so): without these tokens none is.
+    """
+    alien_N = between.both_N & (between.rollout.values_N == 0)
+    if alien_N.sum() < 2 or not float(between.trainer.values_N[alien_N].mean()) < NOT_SURE:
+        return False
+    d_N = np.zeros(between.both_N.size)
+    d_N[between.both_N] = np.abs(between.d)
+    return packed_signature(batch, batch.flat.mean(d_N, between.both_N & ~alien_N)) is None
 
 
 def _of_other_ages(batch: StepBatch, clean_B: Array, how: str) -> bool:
@@ -363,7 +381,7 @@ def leaking_in_every_step(case: Case) -> Finding | None:
         if looked == 1 and batch.step in (0, 1):
             heard_B = between.by_sample_B[np.isfinite(between.by_sample_B)]
             begins_clean = heard_B.size >= SEVERAL and float(heard_B.max()) < DISAGREE
-        if between.is_shifted or between.is_tempered:
+        if between.is_shifted or between.is_tempered or _is_of_unsampled(batch, between):
             continue
         told = packed_signature(batch, between.by_sample_B, few=True)
         if told is not None and not _of_other_ages(batch, *told):

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import distance
@@ -116,7 +117,9 @@ def behind(case: Case) -> Finding | None:
     where samples are fresh. So are
     2 and more, where engine and trainer are over .1 nats per token apart in most of those steps, and in steps whose
     samples are fresh by a quarter of it at most, and nothing is recorded or stated that corrects for it (importance
-    weights, a limit on the age): the age is what parts them.
+    weights, a decoupled loss, a limit on the age): the age is what parts them. So are samples of one version behind,
+    in 3 steps and more, all but the fresh ones, whose distance does not grow meanwhile: the ratio to log-probabilities
+    that the trainer recomputed is 1 and holds nothing back.
     """
     found: list[tuple[float, Where, int]] = []
     distances: dict[int, float] = {}
@@ -130,7 +133,7 @@ def behind(case: Case) -> Finding | None:
         sample = int(np.nanargmin(known[0]))
         place = batch.laid.where("weight_version", sample=sample)
         found.append((batch.step - float(np.nanmin(known[0])), place, batch.step))
-        corrected = corrected or batch.has("is_weights") or batch.laid.algorithm.is_off_policy
+        corrected = corrected or batch.has("is_weights") or _corrects(batch.laid.algorithm)
         if (mean := distance(batch)) is not None:
             distances[batch.step] = mean
     skip_if(len(found) < 2, "needs weight versions of two steps")
@@ -167,6 +170,12 @@ def behind(case: Case) -> Finding | None:
     )
 
 
+def _corrects(algorithm: Algorithm) -> bool:
+    """Whether the run states that samples are of older weights on purpose, or that its loss corrects for it."""
+    switches = ("use_decoupled_loss", "decoupled_loss", "is_async", "async_training", "async_mode", "one_step_off")
+    return algorithm.is_off_policy or any(algorithm.is_on(name) is True for name in switches)
+
+
 #: How far apart samples past the limit may be, as a multiple of those within it; those within it that are needed.
 ALIKE, WITHIN = 1.5, 2
 
@@ -184,6 +193,21 @@ def _is_no_age(past: list[int], lags: dict[int, float], apart: dict[int, float])
     return float(np.median(fresh)) < FRESH * usual and float(np.median(old)) <= ALIKE * usual
 
 
+#: Steps of one age before it is that of a pipeline; how far their distances may go up meanwhile, where age is why.
+ONE_AGE, LEVEL = 3, 1.5
+
+
+def _stands_at(age: int, lags: dict[int, float], apart: dict[int, float]) -> bool:
+    """Whether all steps but the first ones are of this age, 3 and more, and samples are no further apart later on:
+    what grows with the steps is no age that stands (old weights in the engine, D12).
+    """
+    of_age = [apart[step] for step in sorted(apart) if lags[step] == age]
+    half = len(of_age) // 2
+    if len(of_age) < ONE_AGE or any(lags[step] not in (0, age) for step in apart):
+        return False
+    return float(np.median(of_age[half:])) <= LEVEL * float(np.median(of_age[:half]))
+
+
 #: Versions behind that no pipeline of one step makes; of the distance of old samples, what fresh ones may have.
 OLD, FRESH = 2, 0.25
 
@@ -192,7 +216,10 @@ def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where
     """Steps with their age in versions, and mean |trainer - rollout|: whether the old ones are apart, and fresh ones
     are not.
     """
-    old = [step for step in apart if lags[step] >= OLD]
+    least = OLD
+    if not any(by >= OLD for by in lags.values()) and _stands_at(1, lags, apart):
+        least = 1
+    old = [step for step in apart if lags[step] >= least]
     fresh = [apart[step] for step in apart if lags[step] <= 0]
     if not old or not fresh:
         return None
@@ -202,12 +229,13 @@ def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where
         return None
     age = max(lags[step] for step in old)
     return warning(
-        f"samples are up to {age:g} weight versions old, and nothing corrects for it: engine and trainer are "
+        f"samples are {f'up to {age:g} weight versions' if least > 1 else 'one weight version'} old, and nothing "
+        "corrects for it: engine and trainer are "
         f"{there:.2g} nats per token apart where they are",
         where,
-        shown(f"mean |trainer - rollout| of steps {OLD} versions behind and more, nats", there, f"< {BADLY:g}"),
+        shown(f"mean |trainer - rollout| of steps {least} versions behind and more, nats", there, f"< {BADLY:g}"),
         shown("of steps whose samples are fresh", here),
-        shown("versions behind, at most", age, f"< {OLD}"),
+        shown("versions behind, at most", age, f"< {least}"),
         shown("steps", share(len(far), len(apart))),
         cause="stale samples: weights reach the engine late, or the queue between engine and trainer is long, and the "
         "trainer takes the samples for its own: no importance weights (truncated, TIS) are recorded, and no limit is "

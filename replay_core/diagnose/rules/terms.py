@@ -211,7 +211,8 @@ def token_loss(batch: StepBatch) -> Finding | None:
     one, with a dual clip, not clipped, a sequence's ratio (GSPO), CISPO, REINFORCE, each with the importance weights or
     without. Where one agrees to 1e-3 all is well, unless the range that agrees is not the stated one. Where none does,
     an error if a known mistake agrees: the ratio upside down, the smaller of the two losses instead of the larger, the
-    advantage of the token before or after, or of another sample. Skipped where nothing agrees (other terms are in it).
+    advantage of the token before or after, or of another sample, or averaged over the slots of a padded row.
+    Skipped where nothing agrees (other terms are in it).
 
     Where the run states importance weights and none are recorded, they are made of its log-probabilities: a loss that
     holds them twice, upside down, with their mask turned around, or none of them. An error where the loss of every
@@ -282,6 +283,16 @@ def token_loss(batch: StepBatch) -> Finding | None:
                 *evidence, link=one.link,
                 cause=one.cause,
             )  # fmt: skip
+    if (padded := _over_padding(batch, both_N, loss_N, a_N, ratio_kinds, ranges)) is not None:
+        width, objective = padded
+        return error(
+            f"the loss of a token is its advantage times the share of its row that is no padding: advantages are "
+            f"averaged over all {width} slots of a response",
+            place, *evidence, shown("slots of a row", width, "the tokens that count"), shown("objective", objective),
+            cause="a sequence's advantage (GSPO) is the mean of its tokens' over the padded row: zeros of padding "
+            "count, "
+            "and short answers weigh less than long ones",
+        )  # fmt: skip
     if (times := _times(loss_N, a_N, ratio_kinds, ranges)) is not None:
         return warning(
             f"the loss of a token is {times:.4g} times what it should be", place, *evidence, 
@@ -289,6 +300,27 @@ def token_loss(batch: StepBatch) -> Finding | None:
             "size, a weight that is not recorded",
         )  # fmt: skip
     raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
+
+
+def _over_padding(
+    batch: StepBatch, both_N: Array, loss_N: Array, a_N: Array, kinds: tuple[Array, ...],
+    ranges: tuple[tuple[float, float], ...],
+) -> tuple[int, str] | None:  # fmt: skip
+    """How many slots a row has, where every token's loss is made with its advantage times the share of them that count,
+    and the objective that makes it; None where it is not, or all rows have as many.
+    """
+    width = batch.laid.widths.get("the response")
+    counts_N = np.repeat(batch.flat.count(given(batch.trained_N)), batch.flat.lengths_B)[both_N]
+    if width is None or len(set(counts_N.tolist())) < 3 or counts_N.max() > width:
+        return None
+    close = CLOSE * float(np.abs(loss_N).max()) + FLOOR
+    shared_N = a_N * counts_N / width
+    for name, r_N in zip(("token", "sequence"), kinds, strict=True):
+        for low, high in ranges:
+            made_N = policy_loss.clipped(r_N, shared_N, clip_low=low, clip_high=high)
+            if (np.abs(loss_N - made_N) <= close).all():
+                return width, _OBJECTIVES[name]
+    return None
 
 
 def _nothing_of_any(batch: StepBatch, recorded: Column, both_N: Array, a_N: Array, ratio_N: Array) -> Finding | None:

@@ -1,0 +1,344 @@
+"""Pairs of a better and a worse answer (DPO and the like), row by row: their masks, and what their loss is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import numpy as np
+from msgspec import Struct
+
+from replay_core import pages
+from replay_core.diagnose.algorithm import Algorithm
+from replay_core.diagnose.batch import StepBatch, mask_name
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, share, shown
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import given, rule, skip_if
+from replay_core.errors import RldbgError
+from replay_core.records import Record
+from replay_core.regexes import regex
+
+#: Pairs, and losses of them, before they tell; and how near recomputed rewards and losses are.
+PAIRS, LOSSES, CLOSE, EXACT = 4, 3, 1e-3, 2e-5
+#: How many times nearer to its reference a policy is when rows are put right, and nats that it is off at least before.
+NEARER, OFF = 5.0, 0.5
+_SIDE = r"(?:^|[._/ ])(?P<of>policy|ref|reference)?_?(?P<side>chosen|rejected)_?"
+_LOGPS = regex(_SIDE + r"(?:logps|log_?probs?|logprobs)$", re.IGNORECASE)
+_REWARDS = regex(r"(?:^|[._/ ])(?:rewards?[_/])?(?P<side>chosen|rejected)(?:_rewards?)?$", re.IGNORECASE)
+_REF_FIRST = regex(r"(?:^|[._/ ])(?P<of>ref|reference)_(?P<side>chosen|rejected)", re.IGNORECASE)
+
+
+@rule("D153", "the prompt counts in one half of the pairs alone", link="masks", scope="case", lasts=True,
+      explains=("D72", "D154", "D58"),
+      source="OpenRLHF#294: masks of 2n rows are made with n prompt lengths")  # fmt: skip
+def one_half(case: Case) -> Finding | None:
+    """Rows in pairs (the i-th of the first half and of the second, or two that follow each other) that begin with the
+    same tokens: an error where the mask of each of one side begins inside of what both share (after its second token),
+    and that of each of the other at the first or second token, in all batches and 4 pairs and more: there the prompt's
+    tokens are in the answer's log-probability.
+    """
+    found: list[tuple[StepBatch, str, Array, int]] = []
+    pairs = looked = 0
+    for batch in case.batches():
+        if batch.tokens_N is None or batch.trained_N is None or len(batch) < 2 or len(batch) % 2:
+            continue
+        looked += 1
+        told = _half(batch)
+        if told is None:
+            continue
+        found.append((batch, *told))
+        pairs += len(batch) // 2
+    skip_if(not looked, "needs rows in pairs, their tokens and their mask")
+    if len(found) < looked or pairs < PAIRS or len({which for _, which, *_ in found}) > 1:
+        return None
+    batch, which, counted_B, prompt = found[0]
+    first_B = batch.flat.first(given(batch.trained_N))
+    return error(
+        f"the mask counts the prompt in {which} of the pairs alone: the log-probability of one answer holds its "
+        "prompt's, the other's does not",
+        batch.laid.where(mask_name(batch), sample=counted_B),
+        shown("pairs that show it", share(pairs, pairs)),
+        shown("first token that counts in these rows", int(first_B[counted_B].min()), f">= {prompt}"),
+        shown("prompt tokens in the others, which count in none", prompt),
+        cause="masks of twice as many rows are made with one prompt length for each pair (the lengths are not repeated "
+        "for the second half, or zip ends early): margins are off by the prompt's log-probability, another in each "
+        "pair",
+        steps=[each.step for each, *_ in found],
+    )  # fmt: skip
+
+
+def _half(batch: StepBatch) -> tuple[str, Array, int] | None:
+    """Which half counts the prompt, its rows [B], and the prompt's tokens in the first pair; None for none."""
+    rows, half = np.arange(len(batch)), len(batch) // 2
+    first_B = batch.flat.first(given(batch.trained_N))
+    for a, b, names in (
+        (rows[:half], rows[half:], ("the first half", "the second half (the rejected ones)")),
+        (rows[0::2], rows[1::2], ("the first rows", "the second rows (the rejected ones)")),
+    ):
+        shared = np.array([_shared(batch, int(i), int(j)) for i, j in zip(a, b, strict=True)])
+        for with_prompt, without, name in ((b, a, names[1]), (a, b, names[0])):
+            inside = (first_B[without] > 1) & (first_B[without] <= shared)
+            if inside.all() and (first_B[with_prompt] <= 1).all():
+                marked_B = np.zeros(len(batch), dtype=bool)
+                marked_B[with_prompt] = True
+                return name, marked_B, int(first_B[without][0])
+    return None
+
+
+def _shared(batch: StepBatch, one: int, other: int) -> int:
+    """How many tokens two rows begin with that are the same."""
+    tokens_N, spans = given(batch.tokens_N), batch.flat.spans
+    a, b = tokens_N[spans[one]], tokens_N[spans[other]]
+    size = min(len(a), len(b))
+    unlike = np.flatnonzero(a[:size] != b[:size])
+    return int(unlike[0]) if unlike.size else size
+
+
+class _Pairs(Struct, frozen=True):
+    """One record's pairs: log-probabilities of policy and reference by side, rewards and loss where they are there."""
+
+    record: Record
+    names: dict[tuple[str, str], str]
+    logps: dict[tuple[str, str], Array]
+    rewards: dict[str, Array]
+    loss: float | None
+    tokens: dict[str, Array]
+    """Tokens of each side's answers that count, where rows say so."""
+
+    def margin(self, *, by_token: bool = False) -> Array:
+        """What the policy prefers the better answer by, over its reference."""
+        sides = {
+            side: (self.logps["policy", side] - self.logps["ref", side]) / (self.tokens[side] if by_token else 1.0)
+            for side in ("chosen", "rejected")
+        }
+        made: Array = sides["chosen"] - sides["rejected"]
+        return made
+
+    def where(self, of: str, side: str) -> Where:
+        return Where.of(self.record, self.names[of, side])
+
+
+def _pairs_of(record: Record) -> _Pairs | None:
+    try:
+        refs = [ref for ref in record.tensors() if not ref.is_text and ref.is_readable]
+    except RldbgError:
+        return None
+    names: dict[tuple[str, str], str] = {}
+    logps: dict[tuple[str, str], Array] = {}
+    rewards: dict[str, Array] = {}
+    loss, mask = None, None
+    for ref in refs:
+        if len(ref.shape) == 1 and ref.numel > 1 and (said := _LOGPS.search(ref.name)) is not None:
+            first = _REF_FIRST.search(ref.name)
+            of = "ref" if first is not None or (said["of"] or "").lower().startswith("ref") else "policy"
+            names[of, said["side"].lower()] = ref.name
+            logps[of, said["side"].lower()] = np.asarray(pages.array(ref), dtype=np.float64)
+        elif len(ref.shape) == 1 and ref.numel > 1 and (said := _REWARDS.search(ref.name)) is not None:
+            rewards[said["side"].lower()] = np.asarray(pages.array(ref), dtype=np.float64)
+        elif (ref.canonical or ref.name) == "loss" and ref.numel == 1:
+            loss = float(np.asarray(pages.array(ref)).reshape(-1)[0])
+        elif (ref.canonical or ref.name) in ("loss_mask", "response_mask") and len(ref.shape) == 2:
+            mask = np.asarray(pages.array(ref))
+    if len(logps) < 4 or len({values.size for values in logps.values()}) > 1:
+        return None
+    half = logps["policy", "chosen"].size
+    tokens = {}
+    if mask is not None and len(mask) == 2 * half:
+        counts = (mask != 0).sum(1).astype(np.float64)
+        tokens = {"chosen": counts[:half], "rejected": counts[half:]}
+    rewards = {side: values for side, values in rewards.items() if values.size == half}
+    return _Pairs(record, names, logps, rewards, loss, tokens)
+
+
+@rule("D154", "the loss of pairs is made of other numbers than is stated", link="loss", scope="case", lasts=True,
+      explains=("D72", "L08"),
+      source="DPO (arXiv 2305.18290): -log sigmoid(beta ((pc - rc) - (pr - rr))); trl#6879, "
+      "LlamaFactory#7509")  # fmt: skip
+def made_otherwise(case: Case) -> Finding | None:
+    """Recorded log-probabilities of better and worse answers, of the policy and its reference, beside the recorded
+    loss and rewards of pairs.
+
+    References of other rows: the policy is over half a nat from its reference in the median, and a fifth of that and
+    less from the one of the next row, the row before, the turned batch or the other side, in all records, 4 pairs and
+    more: an error.
+
+    Rewards that are those of the other side, beta (log policy - log reference) of the rejected under the chosen one's
+    name: an error.
+
+    A loss, stated as DPO's (sigmoid, or nothing else stated) with its beta, that beta and the stated label smoothing do
+    not make in 3 records and more (to 1e-4), while one known mistake makes all of them: chosen and rejected swapped,
+    the reference left out, another label smoothing, a beta of 1 or its inverse, or log-probabilities divided by their
+    tokens (which some state: then nothing is said): an error.
+    """
+    every = [pairs for record in case.records() if (pairs := _pairs_of(record)) is not None]
+    skip_if(not every, "needs log-probabilities of chosen and rejected answers, of policy and reference")
+    if sum(one.logps["policy", "chosen"].size for one in every) < PAIRS:
+        return None
+    for told in (_of_other_rows(every), _rewards_swapped(every, case.algorithm), _other_loss(every, case.algorithm)):
+        if told is not None:
+            return told
+    return None
+
+
+def _steps(every: list[_Pairs]) -> list[int | None]:
+    return list(dict.fromkeys(one.record.key.step for one in every))
+
+
+def _of_other_rows(every: list[_Pairs]) -> Finding | None:
+    other = {"chosen": "rejected", "rejected": "chosen"}
+    ways: dict[str, Callable[[_Pairs, str], Array]] = {
+        "the next row": lambda one, side: np.roll(one.logps["ref", side], 1),
+        "the row before": lambda one, side: np.roll(one.logps["ref", side], -1),
+        "the batch turned around": lambda one, side: one.logps["ref", side][::-1],
+        "the other answer of the pair": lambda one, side: one.logps["ref", other[side]],
+    }
+    for side in ("chosen", "rejected"):
+        plain = [float(np.median(np.abs(one.logps["policy", side] - one.logps["ref", side]))) for one in every]
+        if min(plain) < OFF:
+            continue
+        for what, way in ways.items():
+            right = [float(np.median(np.abs(one.logps["policy", side] - way(one, side)))) for one in every]
+            if all(NEARER * near < far for near, far in zip(right, plain, strict=True)):
+                return error(
+                    f"the reference's log-probabilities of {side} answers are those of {what}: the policy is "
+                    f"{median(plain):.3g} nats from its own row's and {median(right):.3g} from these",
+                    every[0].where("ref", side),
+                    shown("median |policy - reference| of a row", median(plain), "near 0 at first"),
+                    shown(f"of {what}", median(right)),
+                    shown("records that agree", len(every)),
+                    link="ref",
+                    cause="reference log-probabilities are computed in another order (a shuffled or sorted loader, a "
+                    "cache from before the shuffle, a gather over ranks) than the pairs are trained in",
+                    steps=_steps(every),
+                )
+    return None
+
+
+def _rewards_swapped(every: list[_Pairs], algorithm: Algorithm) -> Finding | None:
+    beta = algorithm.number("beta", "dpo_beta", "kl_beta")
+    told = [one for one in every if len(one.rewards) == 2]
+    if beta is None or len(told) < LOSSES:
+        return None
+
+    def made(one: _Pairs, side: str) -> Array:
+        values: Array = beta * (one.logps["policy", side] - one.logps["ref", side])
+        return values
+
+    def alike(a: Array, b: Array) -> bool:
+        return bool(np.abs(a - b).max() <= CLOSE * max(float(np.abs(a).max()), 1e-6))
+
+    swapped = all(
+        alike(one.rewards["chosen"], made(one, "rejected")) and alike(one.rewards["rejected"], made(one, "chosen"))
+        and not alike(one.rewards["chosen"], made(one, "chosen")) for one in told
+    )  # fmt: skip
+    if not swapped:
+        return None
+    one = told[0]
+    return error(
+        "chosen and rejected are swapped: the rewards of chosen answers are those of the rejected ones' "
+        "log-probabilities",
+        one.where("policy", "chosen"),
+        shown("mean reward under the chosen one's name", float(one.rewards["chosen"].mean()),
+              f"{float(made(one, 'chosen').mean()):.6g}"),
+        shown("records that agree", len(told)),
+        cause="the two halves of the joined batch are split in the wrong order, or a collator joins rejected answers "
+        "first",
+        steps=_steps(told),
+    )  # fmt: skip
+
+
+def _dpo(z: Array, smoothing: float) -> float:
+    """The mean loss of margins (times beta), with a share of the labels turned."""
+    return float(((1 - smoothing) * np.logaddexp(0.0, -z) + smoothing * np.logaddexp(0.0, z)).mean())
+
+
+class _PairLoss(Struct, frozen=True):
+    """A way to make the loss of pairs: what it does, why that may be, and its losses."""
+
+    what: str
+    cause: str
+    made: list[float]
+
+
+def _mistakes(every: list[_Pairs], beta: float, smoothing: float) -> Iterator[_PairLoss]:
+    margins = [one.margin() for one in every]
+    yield _PairLoss(
+        "of the margin turned around: chosen and rejected are swapped, and the policy learns to prefer the worse",
+        "the two halves of the joined batch are split in the wrong order, or the margin is negated",
+        [_dpo(-beta * z, smoothing) for z in margins],
+    )
+    yield _PairLoss(
+        "without the reference: its log-probabilities have no part in the margin",
+        "the reference-free loss is switched on, or its log-probabilities are 0 where the loss is made",
+        [_dpo(beta * (one.logps["policy", "chosen"] - one.logps["policy", "rejected"]), smoothing) for one in every],
+    )
+    for other in sorted({0.0, 0.05, 0.1, 0.2, 0.3} - {smoothing}):
+        yield _PairLoss(
+            f"with a label smoothing of {other:g}, and {smoothing:g} is stated",
+            "the setting does not reach the loss: a default stands in its place",
+            [_dpo(beta * z, other) for z in margins],
+        )
+    for times, words in (
+        (1.0, "1"),
+        (1 / beta, f"{1 / beta:g}, its inverse"),
+        (beta * beta, f"{beta * beta:g}, its square"),
+    ):
+        if abs(times - beta) > CLOSE * beta:
+            yield _PairLoss(
+                f"with a beta of {words}, and {beta:g} is stated",
+                "the margin is not multiplied by beta, is divided by it, or is multiplied twice",
+                [_dpo(times * z, smoothing) for z in margins],
+            )
+    if all(
+        one.tokens and min(map(float, one.tokens["chosen"])) > 0 and min(map(float, one.tokens["rejected"])) > 0
+        for one in every
+    ):
+        yield _PairLoss(
+            "of means over tokens: log-probabilities are divided by their answers' lengths, and none is stated",
+            "the average log-probability is taken where the sum is meant: margins are as many times smaller, and beta "
+            "is worth less the longer answers are",
+            [_dpo(beta * one.margin(by_token=True), smoothing) for one in every],
+        )  # fmt: skip
+
+
+def _other_loss(every: list[_Pairs], algorithm: Algorithm) -> Finding | None:
+    beta = algorithm.number("beta", "dpo_beta", "kl_beta")
+    kind = algorithm.word("loss_type", "dpo_loss_type", "pref_loss")
+    told = [one for one in every if one.loss is not None and np.isfinite(one.loss)]
+    if not beta or kind not in ("", "sigmoid", "dpo") or len(told) < LOSSES:
+        return None
+    extra = ("rpo_alpha", "sft_coef", "pref_ftx", "nll_loss_coef", "dpo_ftx", "ld_alpha", "sft_loss_weight", "gamma")
+    switches = ("reference_free", "average_log_prob", "length_normalized", "length_normalization", "use_weighting")
+    if any(algorithm.number(name) for name in extra) or any(algorithm.is_on(name) for name in switches):
+        return None
+    smoothing = algorithm.number("label_smoothing") or 0.0
+
+    def makes(made: list[float]) -> bool:
+        return all(abs(value - given(one.loss)) <= EXACT * abs(value) for value, one in zip(made, told, strict=True))
+
+    def nears(value: float, one: _Pairs) -> bool:
+        return abs(value - given(one.loss)) <= 5 * EXACT * abs(value)
+
+    right = [_dpo(beta * one.margin(), smoothing) for one in told]
+    # Margins near 0 tell nothing: there all ways come to ln 2.
+    if sum(not nears(value, one) for value, one in zip(right, told, strict=True)) < LOSSES:
+        return None
+    way = next((way for way in _mistakes(told, beta, smoothing) if makes(way.made)), None)
+    if way is None:
+        return None
+    one = told[0]
+    evidence: list[Evidence] = [
+        shown("loss", one.loss, f"{right[0]:.6g}", one.record.path.name),
+        shown("made this way", way.made[0]),
+        shown("records that agree", len(told)),
+    ]
+    return finding(
+        "error",
+        f"the loss of pairs is made {way.what}",
+        Where.of(one.record, "loss"),
+        *evidence,
+        cause=way.cause,
+        steps=_steps(told),
+    )
