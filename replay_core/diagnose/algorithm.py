@@ -94,6 +94,14 @@ class Algorithm:
             return {"true": True, "false": False}.get(value.lower())
         return value if isinstance(value, bool) else None
 
+    def inside(self, table: str, name: str) -> Any:
+        """A setting of a table of settings, nested or with both in its name (`filter_groups.metric`); else None."""
+        return next(_inside(self._facts, table, name, (), _DEEPEST), None)
+
+    def is_enabled(self, table: str) -> bool:
+        """Whether a table of settings has a switch of its own that is on."""
+        return any(self.inside(table, name) in (True, "true", "True") for name in ("enable", "enabled"))
+
     def word(self, *names: str) -> str:
         """The first of these settings that is stated as a word, in lower case."""
         value = first_of(self._settings, *names)
@@ -380,8 +388,14 @@ def adapts_kl_in_rewards(algorithm: Algorithm) -> bool:
 
 def filters_groups(algorithm: Algorithm) -> bool:
     """Whether groups whose rewards are all equal are left out (DAPO's dynamic sampling)."""
-    names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups", "filter_groups.enable")
-    return any(algorithm.is_on(name) is True for name in names)
+    names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups")
+    return any(algorithm.is_on(name) is True or algorithm.is_enabled(name) for name in names)
+
+
+def filter_metric(algorithm: Algorithm) -> str | None:
+    """The figure that such a filter is stated to look at (verl's `filter_groups.metric`), where it is on."""
+    found = algorithm.inside("filter_groups", "metric")
+    return found.lower() if isinstance(found, str) and found and filters_groups(algorithm) else None
 
 
 def filters_overlong(algorithm: Algorithm) -> bool:
@@ -471,6 +485,16 @@ def _beside(facts: Mapping[str, Any], part: str, deep: int) -> dict[str, Any]:
         for key, value in facts.items()
         if part not in re.split(r"[./]", str(key).lower())
     }
+
+
+def _inside(facts: Mapping[str, Any], table: str, name: str, before: tuple[str, ...], deep: int) -> Iterator[Any]:
+    for key, value in facts.items():
+        path = (*before, *str(key).lower().split("."))
+        if isinstance(value, Mapping):
+            if deep:
+                yield from _inside(value, table, name, path[-1:], deep - 1)
+        elif path[-2:] == (table, name):
+            yield value
 
 
 def _last(key: Any) -> str:
