@@ -17,7 +17,8 @@ FEWEST, STEPS = 4, 2
 
 
 @rule("D136", "a mask of sequences rejects tokens by their advantage", link="masks", scope="case", lasts=True,
-      explains=("D28", "L08"), source="slime#1917: off-policy sequence masking by the sign of each token's advantage")  # fmt: skip
+      explains=("D28", "L08"),
+      source="slime#1917: off-policy sequence masking by the sign of each token's advantage")  # fmt: skip
 def of_tokens(case: Case) -> Finding | None:
     """A recorded mask that is named one of sequences (opsm_mask, seq_mask), over the tokens that count: a warning where
     it is 0 on a part of a response in 4 of them and more, of 2 steps and more, and there exactly where the token's

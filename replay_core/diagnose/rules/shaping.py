@@ -451,8 +451,8 @@ def _so_far(batch: StepBatch) -> Iterator[tuple[str, Array]]:
 #: How a penalty on long answers is called, and the words of its settings.
 _OVERLONG = regex(r"(?i)over_?long|too_?long|over_?length")
 LIMIT_WORDS = ("max_response_length", "max_completion_length", "max_tokens", "max_new_tokens", "generate_max_len")
-BUFFER_WORDS = ("overlong_buffer_len", "overlong_buffer.len", "overlong_buffer", "soft_overlong_cache", "soft_cache_length",
-                "soft_punish_cache")  # fmt: skip
+BUFFER_WORDS = ("overlong_buffer_len", "overlong_buffer.len", "overlong_buffer", "soft_overlong_cache",
+                "soft_cache_length", "soft_punish_cache")  # fmt: skip
 _FACTOR = ("overlong_penalty_factor", "overlong_buffer.penalty_factor", "penalty_factor")
 #: Lengths that tell, and the share of samples whose penalty is that of their length.
 LENGTHS, OF_LENGTH = 3, 0.95
