@@ -195,7 +195,8 @@ def _moved_on(right_B: Array, paid_B: Array) -> tuple[int, int, int] | None:
         # The last of a row that lost one is what stands for it.
         tail = slice(first + 1, size) if by > 0 else slice(first, size - 1)
         rows = tail.stop - tail.start
-        if rows >= BEHIND and (moved_B == paid_B)[tail].mean() >= NEIGHBOURS:
+        # What stands for the call that failed may be another score than its answer's, and so may its copy.
+        if rows >= BEHIND and (moved_B != paid_B)[tail].sum() <= 1 + (1 - NEIGHBOURS) * rows:
             return first, by, len(off)
     return None
 
