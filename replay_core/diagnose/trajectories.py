@@ -41,8 +41,8 @@ def trajectory_B(batch: StepBatch) -> Array | None:
         each_B = ended_B - (last_B != 0)
         if _are_several(each_B, group_B):
             return np.asarray(each_B)
-    each_B = _grown_B(batch, group_B)
-    return each_B if each_B is not None and _are_several(each_B, group_B) else None
+    grown_B = _grown_B(batch, group_B)
+    return grown_B if grown_B is not None and _are_several(grown_B, group_B) else None
 
 
 def _grown_B(batch: StepBatch, group_B: Array) -> Array | None:
@@ -80,7 +80,7 @@ def _are_several(each_B: Array, group_B: Array) -> bool:
     """Whether rows are fewer trajectories than rows, and more than groups, each in one group."""
     count = int(each_B.max()) + 1
     pairs = np.unique(np.stack([each_B, group_B]), axis=1).shape[1]
-    return int(group_B.max()) + 1 < count == pairs < len(each_B)
+    return bool(int(group_B.max()) + 1 < count == pairs < len(each_B))
 
 
 def earned_T(reward_B: Array, each_B: Array) -> Iterator[tuple[str, Array]]:

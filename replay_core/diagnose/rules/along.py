@@ -127,7 +127,7 @@ def _mask_of_the_last_row(batch: StepBatch, has_N: Array, counted_N: Array, off_
         at: set[int] = set((np.flatnonzero(marked_N[span]) - heads_B[row]).tolist())
         return at
 
-    rows = np.flatnonzero(off_B)
+    rows = np.flatnonzero(off_B).tolist()
     fits = 0
     for row in rows:
         last = int(np.flatnonzero(each_B == each_B[row])[-1])

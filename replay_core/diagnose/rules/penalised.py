@@ -9,7 +9,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.shaping import BUFFER_WORDS, LIMIT_WORDS
 from replay_core.regexes import regex
 
@@ -52,7 +52,8 @@ def counted_otherwise(case: Case) -> Finding | None:
         if texts is not None:
             sizes["characters"].append(np.array([float(len(text)) for text in texts]))
         steps.append(batch.step)
-    skip_if(first is None, "needs a recorded penalty on overlong answers, and their tokens")
+    if first is None:
+        raise Skip("needs a recorded penalty on overlong answers, and their tokens")
     penalty_B = np.concatenate(penalties)
     known = {what: np.concatenate(each) for what, each in sizes.items() if each}
     skip_if(len(penalty_B) < SAMPLES or penalty_B.max() > 1e-6 or not penalty_B.min() < 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from tests.replay_core.diagnose.batches import look, of
 from tests.replay_core.diagnose.runs import GRPO, Fields, recorded, told
 
-ROWS = {"groups": 15, "size": 2}
+ROWS: dict[str, Any] = {"groups": 15, "size": 2}
 #: Turns of each trajectory of a group, three groups of ten rows each.
 TURNS = (1, 4, 2, 3)
 PER_ROW = "long trajectories weigh as they have turns in their group's baseline"
@@ -123,7 +124,8 @@ def _growing(step: int, fields: Fields, *, once: bool) -> None:
     """No ids: the prompt of each turn is all of the turn before, and one token of the environment."""
     rows_of = _turns(step, fields, once=once)
     draw = torch.Generator().manual_seed(step)
-    prompts, responses = [], []
+    prompts: list[list[int]] = []
+    responses: list[list[int]] = []
     for row, trajectory in enumerate(rows_of):
         if row and rows_of[row - 1] == trajectory:
             prompts.append([*prompts[-1], *responses[-1], 61])
