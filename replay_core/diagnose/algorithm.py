@@ -94,14 +94,6 @@ class Algorithm:
             return {"true": True, "false": False}.get(value.lower())
         return value if isinstance(value, bool) else None
 
-    def inside(self, table: str, name: str) -> Any:
-        """A setting of a table of settings, nested or with both in its name (`filter_groups.metric`); else None."""
-        return next(_inside(self._facts, table, name, (), _DEEPEST), None)
-
-    def is_enabled(self, table: str) -> bool:
-        """Whether a table of settings has a switch of its own that is on."""
-        return any(self.inside(table, name) in (True, "true", "True") for name in ("enable", "enabled"))
-
     def word(self, *names: str) -> str:
         """The first of these settings that is stated as a word, in lower case."""
         value = first_of(self._settings, *names)
@@ -386,15 +378,25 @@ def adapts_kl_in_rewards(algorithm: Algorithm) -> bool:
     return "fixed" not in words and algorithm.number("kl_target", "target_kl", "horizon") is not None
 
 
+def inside(algorithm: Algorithm, table: str, name: str) -> Any:
+    """A setting of a table of settings, nested or with both in its name (`filter_groups.metric`); else None."""
+    return next(_inside(algorithm._facts, table, name, (), _DEEPEST), None)
+
+
+def _is_enabled(algorithm: Algorithm, table: str) -> bool:
+    """Whether a table of settings has a switch of its own that is on."""
+    return any(inside(algorithm, table, name) in (True, "true", "True") for name in ("enable", "enabled"))
+
+
 def filters_groups(algorithm: Algorithm) -> bool:
     """Whether groups whose rewards are all equal are left out (DAPO's dynamic sampling)."""
     names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups")
-    return any(algorithm.is_on(name) is True or algorithm.is_enabled(name) for name in names)
+    return any(algorithm.is_on(name) is True or _is_enabled(algorithm, name) for name in names)
 
 
 def filter_metric(algorithm: Algorithm) -> str | None:
     """The figure that such a filter is stated to look at (verl's `filter_groups.metric`), where it is on."""
-    found = algorithm.inside("filter_groups", "metric")
+    found = inside(algorithm, "filter_groups", "metric")
     return found.lower() if isinstance(found, str) and found and filters_groups(algorithm) else None
 
 

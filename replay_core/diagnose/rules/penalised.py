@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay_core.diagnose.algorithm import Algorithm
+from replay_core.diagnose.algorithm import Algorithm, inside
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, share, shown, warning
@@ -110,7 +110,7 @@ def _place(batch: StepBatch, name: str) -> Where:
 def _stated(algorithm: Algorithm) -> tuple[float, float] | None:
     """The sizes at which the penalty is stated to begin and to be whole; None where they are not."""
     limit, buffer = algorithm.number(*LIMIT_WORDS, "max_completion_len"), algorithm.number(*BUFFER_WORDS)
-    buffer = algorithm.inside("overlong_buffer", "len") if buffer is None else buffer
+    buffer = inside(algorithm, "overlong_buffer", "len") if buffer is None else buffer
     known = isinstance(buffer, (int, float)) and limit is not None and 0 < buffer < limit
     return (limit - buffer, limit) if known and limit is not None else None
 
