@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import look, of
-from tests.replay_core.diagnose.runs import GRPO, PROMPT, RESPONSE, Fields, recorded, scores_of, told
+from tests.replay_core.diagnose.runs import GRPO, PROMPT, RESPONSE, Fields, batch, recorded, scores_of, told
 
 
 def _draw(step: int) -> torch.Generator:
@@ -208,3 +209,26 @@ def test_a_penalty_of_another_make_says_nothing(tmp_path: Path) -> None:
         fields["overlong_reward"] = -torch.rand(30, generator=_draw(step + 9))
 
     assert told(recorded(tmp_path / "run", change), "D132") == []
+
+
+def _updates(path: Path, counts: list[int], stated: int = 2) -> Path:
+    """Each step in that many mini-batches, the last one cut off."""
+    with Recorder(path, flags={"num_mini_batches": stated}) as recorder:
+        for step, count in enumerate([*counts, 1]):
+            fields = {name: batch(step)[name] for name in ("input_ids", "attention_mask")}
+            with recorder.step(step) as record:
+                for part in range(count):
+                    rows = {name: value[part::count] for name, value in fields.items()}
+                    record("forward_data", rows, micro=part, minibatch=part)
+    return path
+
+
+def test_more_turns_make_more_updates(tmp_path: Path) -> None:
+    (found,) = told(_updates(tmp_path / "run", [2, 5, 3, 6]), "D124")
+    assert found.severity == "warning"
+    assert found.claim == "steps have 2 to 6 updates, and the run states 2 mini-batches"
+
+
+@pytest.mark.parametrize("counts", [[2, 2, 2, 2], [2, 1, 2, 2], [2, 2, 3, 2]])
+def test_steps_with_the_stated_updates_are_quiet(tmp_path: Path, counts: list[int]) -> None:
+    assert told(_updates(tmp_path / "run", counts), "D124") == []
