@@ -16,13 +16,14 @@ from replay_core.diagnose.advantage_variants import (
     group_std_B,
     groupings_of,
     held_together,
+    in_groups,
     known_variants,
     matching,
     orders,
     squashed,
     zeroed,
 )
-from replay_core.diagnose.algorithm import OF_GROUPS, divides_by_length, severity_of_raw
+from replay_core.diagnose.algorithm import GROUP_SIZE, OF_GROUPS, divides_by_length, severity_of_raw
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import listed, share
 from replay_core.diagnose.flat import Array, groups_of
@@ -101,7 +102,7 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     every = [
         one
         for makes in (_from_held, _from_padding, _from_variance, _from_equal, _from_nominal, _from_lines, _from_values,
-                      _from_groupings, _from_order, _from_parts)
+                      _from_groupings, _from_strides, _from_order, _from_parts)
         for one in makes(batch, unlike)
     ]  # fmt: skip
     # That a line is none of those known says less than what makes it.
@@ -669,6 +670,46 @@ def _from_groupings(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 "error", f"groups: {how}", f"advantages are computed in the wrong groups: {found}, with {how}",
                 "samples are grouped by their place in a batch that was reordered, not by their prompt",
             )  # fmt: skip
+
+
+def _from_strides(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Blocks of one size over rows whose groups have lost some: each block behind the first gap holds two prompts."""
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    sizes = np.bincount(group_B)
+    stated = batch.laid.algorithm.number(*GROUP_SIZE)
+    whole = max(int(sizes.max()), int(stated) if stated is not None and stated >= 2 else 0)
+    if sizes.min() == whole or np.unique(np.round(unlike.heard_B, 6)).size < MOVED_VALUES:
+        return
+    for order in batch.laid.orders:
+        place_B, ordered_B = np.argsort(order), group_B[order]
+        for size in sorted({int(sizes.max()), whole}):
+            block_B = place_B // size
+            blocks = [ordered_B[at : at + size] for at in range(0, len(ordered_B), size)]
+            mixed = [at for at, block in enumerate(blocks) if np.unique(block).size > 1]
+            if len(mixed) < MIXED:
+                continue
+            # What is left at the end is a block as well, or has an advantage of its own.
+            whole_B = (block_B < len(ordered_B) // size)[unlike.kept_B]
+            every = ((name, values_B[whole_B]) for name, values_B in zeroed(
+                in_groups(reward_B, block_B), unlike.kept_B))  # fmt: skip
+            name = matching(unlike.heard_B[whole_B], every, unlike.close[whole_B])
+            if name is None:
+                continue
+            first = size * mixed[0]
+            yield Guess(
+                "error", f"blocks of {size}",
+                f"advantages are made in blocks of {size} rows, which are not the groups: {int((sizes < size).sum())} "
+                f"of {sizes.size} groups have fewer, and from row {first} on {share(len(mixed), len(blocks))} blocks "
+                f"hold several prompts; they are {name} of each block",
+                "groups are cut by their stated size although some lost rows (failed, filtered, timed out): from the "
+                "first gap on answers are measured against answers to other prompts. Group by the id, or fill the "
+                "gaps",
+            )  # fmt: skip
+            return
+
+
+#: Blocks of several prompts before a stride over incomplete groups is no chance.
+MIXED = 2
 
 
 def _from_order(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:

@@ -9,6 +9,7 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.rule import given
+from replay_core.diagnose.trajectories import earned_T, trajectory_B
 from replay_core.objectives import advantages
 
 #: How close a recomputed advantage has to be, by the precision it was stored in.
@@ -208,6 +209,28 @@ def known_variants(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterato
     baseline_B = batch.columns.per_sample("reward_baselines")
     if baseline_B is not None:
         yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
+    yield from _over_trajectories(batch, reward_B, group_B)
+
+
+#: What the name of a variant ends with where a trajectory counts once, whatever rows it has.
+EACH_ONCE = "over trajectories, each counted once"
+
+
+def _over_trajectories(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+    """The variants of trajectories with a row for each turn, as each row has them."""
+    each_B = trajectory_B(batch)
+    if each_B is None or len(each_B) != len(reward_B):
+        return
+    group_T = np.zeros(int(each_B.max()) + 1, dtype=np.int64)
+    group_T[each_B] = group_B
+    if not np.array_equal(group_T[each_B], group_B):
+        return
+    tokens_T = None
+    if batch.trained_N is not None:
+        tokens_T = np.bincount(each_B, weights=batch.flat.count(batch.trained_N).astype(np.float64))
+    for of, reward_T in earned_T(reward_B, each_B):
+        for name, values_T in variants(reward_T, group_T, tokens_T):
+            yield f"{name}, r{of} {EACH_ONCE}", values_T[each_B]
 
 
 #: From here on an epsilon is no longer small beside a std of rewards; how near a number is to one of a single digit.

@@ -378,10 +378,26 @@ def adapts_kl_in_rewards(algorithm: Algorithm) -> bool:
     return "fixed" not in words and algorithm.number("kl_target", "target_kl", "horizon") is not None
 
 
+def inside(algorithm: Algorithm, table: str, name: str) -> Any:
+    """A setting of a table of settings, nested or with both in its name (`filter_groups.metric`); else None."""
+    return next(_inside(algorithm._facts, table, name, (), _DEEPEST), None)
+
+
+def _is_enabled(algorithm: Algorithm, table: str) -> bool:
+    """Whether a table of settings has a switch of its own that is on."""
+    return any(inside(algorithm, table, name) in (True, "true", "True") for name in ("enable", "enabled"))
+
+
 def filters_groups(algorithm: Algorithm) -> bool:
     """Whether groups whose rewards are all equal are left out (DAPO's dynamic sampling)."""
-    names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups", "filter_groups.enable")
-    return any(algorithm.is_on(name) is True for name in names)
+    names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups")
+    return any(algorithm.is_on(name) is True or _is_enabled(algorithm, name) for name in names)
+
+
+def filter_metric(algorithm: Algorithm) -> str | None:
+    """The figure that such a filter is stated to look at (verl's `filter_groups.metric`), where it is on."""
+    found = inside(algorithm, "filter_groups", "metric")
+    return found.lower() if isinstance(found, str) and found and filters_groups(algorithm) else None
 
 
 def filters_overlong(algorithm: Algorithm) -> bool:
@@ -471,6 +487,16 @@ def _beside(facts: Mapping[str, Any], part: str, deep: int) -> dict[str, Any]:
         for key, value in facts.items()
         if part not in re.split(r"[./]", str(key).lower())
     }
+
+
+def _inside(facts: Mapping[str, Any], table: str, name: str, before: tuple[str, ...], deep: int) -> Iterator[Any]:
+    for key, value in facts.items():
+        path = (*before, *str(key).lower().split("."))
+        if isinstance(value, Mapping):
+            if deep:
+                yield from _inside(value, table, name, path[-1:], deep - 1)
+        elif path[-2:] == (table, name):
+            yield value
 
 
 def _last(key: Any) -> str:

@@ -10,6 +10,7 @@ from replay_core.diagnose.advantage_mistakes import OF_ONE, Guess, Unlike, guess
 from replay_core.diagnose.advantage_variants import (
     BATCH_MEAN,
     CLOSE,
+    EACH_ONCE,
     MOVING,
     are_raw,
     clipped_variants,
@@ -28,6 +29,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.trajectories import earned_T, trajectory_B
 from replay_core.objectives import advantages
 
 
@@ -128,6 +130,9 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     Where a known variant agrees, but groups whose rewards differ by less than 1e-4 of what the batch's do,
     have advantages over 0.1: a warning, noise is taught (not where most rewards of the batch differ); an error where
     the rewards are equal and the advantages of a group are not.
+    Where ids of trajectories (or their last rows) are recorded, each of them may count once, whatever rows it has: a
+    warning where the baseline of rows that share their trajectory's reward counts rows, and that moves it by a
+    hundredth of the rewards' range and more in two groups (GiGPO's across steps is meant).
     Skipped where advantages change from token to token (GAE), and where all groups are of one (D05). Where every
     sample stands equally often, a batch was trained on for several epochs: each counts once.
     """
@@ -196,6 +201,9 @@ def _by_variants(batch: StepBatch) -> Iterator[Finding]:
             if (equal := _taught_of_equal(batch, kept_B, candidate_B, name)) is not None:
                 yield equal
                 return
+            if (weighed := _weighed_by_turns(batch, kept_B, candidate_B, name)) is not None:
+                yield weighed
+                return
             if noisy := list(_noise_taught(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)):
                 yield from noisy
                 return
@@ -209,6 +217,50 @@ def _by_variants(batch: StepBatch) -> Iterator[Finding]:
             )
             return
     raise Unlike(heard_B, kept_B, close, stored)
+
+
+#: Groups whose baseline another count of trajectories moves, and by how much of the rewards' range.
+WEIGHED, MOVED = 2, 1e-2
+
+
+def _weighed_by_turns(batch: StepBatch, kept_B: Array, reward_B: Array, name: str) -> Finding | None:
+    """Rows of one trajectory that share its reward, and count one by one in their group's baseline."""
+    each_B, group_B = trajectory_B(batch), given(batch.group_B)
+    of_group = "group" in name and "batch mean" not in name and "(OPO)" not in name
+    if each_B is None or name.endswith(EACH_ONCE) or not of_group or not kept_B.all():
+        return None
+    algorithm = batch.laid.algorithm
+    # verl-agent's switch, which is on unless it is stated: GiGPO's baseline is meant to be one of steps.
+    if algorithm.is_on("compute_mean_std_cross_steps") or "gigpo" in algorithm.word("adv_estimator"):
+        return None
+    of, reward_T = next(earned_T(reward_B, each_B))
+    if of:
+        return None  # each turn has its own reward: rows are what is measured
+    group_T = np.zeros(len(reward_T), dtype=np.int64)
+    group_T[each_B] = group_B
+    mean_G, once_G = (
+        np.bincount(groups, weights=rewards) / np.maximum(np.bincount(groups), 1)
+        for groups, rewards in ((group_B, reward_B), (group_T, reward_T))
+    )
+    moved_G = np.abs(mean_G - once_G)
+    if (moved_G > MOVED * float(np.ptp(reward_B))).sum() < WEIGHED:
+        return None
+    worst = int(moved_G.argmax())
+    turns = np.bincount(each_B)
+    return warning(
+        f"long trajectories weigh as they have turns in their group's baseline: it is a mean over rows "
+        f"({len(each_B)}), not over trajectories ({len(reward_T)}), which share one reward each",
+        batch.laid.where("advantages", sample=group_B == worst),
+        shown("advantages are", name),
+        shown("rows of a trajectory", f"{turns.min()} to {turns.max()}"),
+        shown("baseline of this group over its rows", float(mean_G[worst]), f"{once_G[worst]:.4g} over trajectories"),
+        shown("groups whose baseline it moves", share(int((moved_G > 0).sum()), len(moved_G)), "none"),
+        cause="a row is made of every turn before advantages are, and the group's mean and std are taken over rows: a "
+        "trajectory enters them once for each of its turns, and long ones (often those that fail) move the baseline "
+        "to themselves",
+        next_step="take mean and std over one row of each trajectory, and give all of its rows that advantage (verl-"
+        "agent: compute_mean_std_cross_steps false); or state that steps are meant",
+    )
 
 
 def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:

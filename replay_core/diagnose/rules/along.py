@@ -12,6 +12,7 @@ from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.masks import padding_trained
+from replay_core.diagnose.trajectories import trajectory_B
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -35,6 +36,9 @@ def along_the_response(batch: StepBatch) -> Finding | None:
     An error, too, where each place has one number in all responses, and rewards differ: another axis. A warning where
     the first token, or the last one, of every response that has an advantage has 0, and all others one number: shifted.
 
+    An error where in 4 rows and more the one advantage stands on tokens of the response that do not count, and counted
+    tokens have 0: another row's mask (that of the trajectory's last turn, where ids tell it).
+
     Before these, two records of a step's advantages, matched by their tokens: an error where a quarter of the samples,
     4 and more, have another number in one than in the other, and it is another sample's (19 of 20, of 3 and more).
     """
@@ -46,6 +50,8 @@ def along_the_response(batch: StepBatch) -> Finding | None:
     counted_N = counted_N & column.said_N
     if batch.advantage_B is not None or not np.isfinite(column.values_N[counted_N]).all():
         return None
+    if (elsewhere := _at_other_places(batch, column.values_N, column.said_N, given(batch.trained_N))) is not None:
+        return elsewhere
     rows, turns = [], []
     for span in batch.flat.spans:
         at = span.start + np.flatnonzero(counted_N[span])
@@ -71,6 +77,63 @@ def along_the_response(batch: StepBatch) -> Finding | None:
         shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
         cause=cause,
     )
+
+
+def _at_other_places(batch: StepBatch, a_N: Array, said_N: Array, counted_N: Array) -> Finding | None:
+    """Rows whose one advantage stands on tokens that do not count, while counted tokens of theirs have 0: it was
+    written through another row's mask; of its trajectory's last row, where that is known and fits.
+    """
+    # A mask that is a part of the response hides nothing of it: what lies in the prompt or the padding is no token.
+    has_N = said_N & (np.nan_to_num(a_N) != 0)
+    inside_N = batch.response_N if batch.response_N is not None else np.ones(a_N.size, dtype=bool)
+    misses_B = batch.flat.count(counted_N & ~has_N)
+    beyond_B = batch.flat.count(has_N & ~counted_N & inside_N)
+    low_B, high_B = batch.flat.extremes(np.nan_to_num(a_N), has_N)
+    one_B = np.nan_to_num(high_B - low_B, nan=np.inf) <= CLOSE * np.maximum(np.abs(np.nan_to_num(high_B)), 1e-12)
+    off_B = one_B & (misses_B > 0) & (beyond_B > 0)
+    heard_B = (batch.flat.count(has_N) > 0) & (batch.flat.count(counted_N) > 0)
+    if off_B.sum() < FEWEST or not one_B[heard_B].all():
+        return None
+    first = int(off_B.argmax())
+    lost = int((counted_N & ~has_N & np.repeat(off_B, batch.flat.lengths_B)).sum())
+    counted = int((counted_N & np.repeat(off_B, batch.flat.lengths_B)).sum())
+    whose = _mask_of_the_last_row(batch, has_N, counted_N, off_B)
+    return finding(
+        "error",
+        f"advantages stand at {'the places of the last turn' if whose else 'other places than the mask'}: in "
+        f"{share(int(off_B.sum()), int(heard_B.sum()))} rows they lie on tokens that do not count, and "
+        f"{lost / counted:.0%} of the tokens that do have 0",
+        batch.laid.where("advantages", sample=first),
+        shown("counted tokens of such rows without an advantage", share(lost, counted), "none"),
+        shown("tokens of theirs that have one and do not count", int(beyond_B[off_B].sum()), "0"),
+        *([shown("rows whose advantage stands where the last row of their trajectory counts", whose)] if whose else []),
+        cause="the last turn's advantages, masked already, are copied to the rows of the turns before it, whose masks "
+        "are others: copy the one number, and multiply it by each row's own mask"
+        if whose
+        else "the one number of a response is spread through another row's mask (the last turn's, another order of "
+        "rows), or the mask was made anew after it",
+    )
+
+
+def _mask_of_the_last_row(batch: StepBatch, has_N: Array, counted_N: Array, off_B: Array) -> str:
+    """How many of these rows have their advantage where the last row of their trajectory counts; empty where few do."""
+    each_B, inside_N = trajectory_B(batch), batch.response_N
+    if each_B is None or inside_N is None:
+        return ""
+    heads_B = batch.flat.first(inside_N)
+
+    def places(row: int, marked_N: Array) -> set[int]:
+        span = batch.flat.spans[row]
+        at: set[int] = set((np.flatnonzero(marked_N[span]) - heads_B[row]).tolist())
+        return at
+
+    rows = np.flatnonzero(off_B).tolist()
+    fits = 0
+    for row in rows:
+        last = int(np.flatnonzero(each_B == each_B[row])[-1])
+        size = int(batch.flat.lengths_B[row] - heads_B[row])
+        fits += places(row, has_N) == {at for at in places(last, counted_N) if at < size}
+    return share(fits, len(rows)) if fits >= OTHERS * len(rows) else ""
 
 
 #: Of the samples, those whose advantages in the loss are another's; the share that is; and the numbers that tell.

@@ -39,9 +39,9 @@ def otherwise(case: Case) -> Iterator[Finding]:
     """Numbers that a run states, beside the same as recorded, over 3 steps and more: a warning where every group of
     every step has one other number of answers than is stated (one rank's records, or more answers than stated); where
     responses of one turn are longer than their limit, or 8 and more are cut off at one length that is below it; where
-    each step has another number of epochs or mini-batches than is stated, as its records count them; and where the
-    logged learning rate rises over the stated one by a fiftieth, or rests at another one (worth knowing where they are
-    less than 1.25 times apart).
+    each step has another number of epochs or mini-batches than is stated, as its records count them, or most steps have
+    more mini-batches and not all of them as many; and where the logged learning rate rises over the stated one by a
+    fiftieth, or rests at another one (worth knowing where they are less than 1.25 times apart).
     """
     looked = [False]
     yield from _groups(case, looked)
@@ -209,6 +209,8 @@ def _passes(case: Case, looked: list[bool]) -> Iterator[Finding]:
         if not stated or len(told) < STEPS:
             continue
         looked[0] = True
+        if what == "mini-batches" and (uneven := _uneven(told, stated)) is not None:
+            yield uneven
         if len(set(told.values())) != 1 or next(iter(told.values())) == stated:
             continue
         count = next(iter(told.values()))
@@ -223,6 +225,26 @@ def _passes(case: Case, looked: list[bool]) -> Iterator[Finding]:
             next_step="count the optimizer steps of one batch",
             steps=sorted(told),
         )
+
+
+def _uneven(told: dict[int, int], stated: float) -> Finding | None:
+    """Steps with as many mini-batches as stated and more, most of them with more, and not all with one number."""
+    counts = sorted(told.values())
+    more = sum(count > stated for count in counts)
+    if counts[0] == counts[-1] or counts[0] < stated or 2 * more <= len(counts):
+        return None
+    return warning(
+        f"steps have {counts[0]} to {counts[-1]} updates, and the run states {stated:g} mini-batches",
+        Where(step=max(told, key=lambda step: told[step])),
+        shown("mini-batches of a step, as its records count them", listed([told[step] for step in sorted(told)], 8),
+              f"{stated:g}"),
+        shown("steps with more than stated", share(more, len(counts))),
+        link="optimizer",
+        cause="mini-batches have a fixed number of rows, and a batch has a row for each turn: more turns are more "
+        "updates, each at the full learning rate and further off the policy that sampled",
+        next_step="cut each batch into the stated number of parts, or state the rows of a mini-batch by trajectories",
+        steps=sorted(step for step, count in told.items() if count > stated),
+    )  # fmt: skip
 
 
 def _rate(case: Case, looked: list[bool]) -> Iterator[Finding]:

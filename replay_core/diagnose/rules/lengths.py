@@ -100,8 +100,10 @@ def of_length(case: Case) -> Finding | None:
     warning. So is a reward whose rest beside what is recorded for right answers (acc, accuracy) rises with the length:
     5 different rests and more, that go with it (correlation over .97) and come to a quarter of what is paid for right
     answers. (One that falls is a penalty for long answers, as recipes have it.)
+    And rewards that go with the padding of their rows (correlation over .97, 24 rows and more of 5 different paddings),
+    and neither with the response's length alone nor with the prompt's (under .9).
     """
-    if (bonus := _beside_the_answer(case)) is not None:
+    if (bonus := _beside_the_answer(case) or _of_padding(case)) is not None:
         return bonus
     by_length: dict[int, list[float]] = {}
     steps: list[int] = []
@@ -137,6 +139,56 @@ def of_length(case: Case) -> Finding | None:
         "learns the length",
         steps=steps,
     )
+
+
+#: How well rewards go with the padding, and with one side of it alone at the most.
+OF_PADDING, OF_ONE_SIDE = 0.97, 0.9
+
+
+def _of_padding(case: Case) -> Finding | None:
+    """Rewards that are a function of the empty columns of a row, both sides of the tokens together."""
+    pads: list[Array] = []
+    answers: list[Array] = []
+    rewards: list[Array] = []
+    first: StepBatch | None = None
+    steps: list[int] = []
+    for batch in case.batches():
+        width = batch.laid.widths.get("prompt and response")
+        if width is None or batch.reward_B is None or batch.response_N is None or batch.laid.left_pads_B is None:
+            continue
+        if not np.isfinite(batch.reward_B).all() or len(batch) < 2:
+            continue
+        first = first or batch
+        pads.append(width - batch.flat.lengths_B.astype(np.float64))
+        answers.append(_lengths_B(batch).astype(np.float64))
+        rewards.append(batch.reward_B)
+        steps += [] if batch.step is None else [batch.step]
+    if first is None or sum(map(len, pads)) < SAMPLES:
+        return None
+    pad_B, answer_B, reward_B = (np.concatenate(each) for each in (pads, answers, rewards))
+    # Padding of both sides, and what is left of it without the response's: the prompt's.
+    of_pads, of_answers, of_prompts = (_goes_with(reward_B, each) for each in (pad_B, answer_B, pad_B + answer_B))
+    if np.unique(pad_B).size < LENGTHS or of_pads <= OF_PADDING or max(of_answers, of_prompts) >= OF_ONE_SIDE:
+        return None
+    return warning(
+        "rewards go with the padding of their rows, not with the answers: with the empty columns beside prompt and "
+        "response together",
+        first.laid.where(first.columns.reward_name, sample=0),
+        shown("correlation of the reward with the row's empty columns", of_pads, f"< {OF_PADDING:g}"),
+        shown("with the response's length, and the prompt's", f"{of_answers:.3g}, {of_prompts:.3g}"),
+        shown("different paddings", int(np.unique(pad_B).size)), shown("samples", len(pad_B)),
+        cause="the reward model's score is read at a padding token: its last token is looked for on the wrong side, or "
+        "by a pad token that is the end token; what it says there is a function of where padding begins",
+        next_step="score one answer alone, without padding, and compare",
+        steps=steps,
+    )  # fmt: skip
+
+
+def _goes_with(reward_B: Array, size_B: Array) -> float:
+    """How well rewards go with a size, up or down: 0 where either is one number."""
+    if not (np.ptp(reward_B) > 0 and np.ptp(size_B) > 0):
+        return 0.0
+    return abs(float(np.corrcoef(reward_B, size_B)[0, 1]))
 
 
 #: How well what is paid beside the right answer goes with the length, and how much of it matters.

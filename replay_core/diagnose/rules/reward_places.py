@@ -23,6 +23,8 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
     made token by token: a quarter of them and more is an error; so is a reward on the first token of every
     response, and, where a critic's values are recorded, one reward before the last token of every response. Where one
     advantage stands for a response it is made of the row's sum: a warning there, of rewards that lie in the padding.
+    There, rewards on sampled tokens that do not count (2 responses and more, not over .6 of them) are worth knowing; a
+    warning where a rejection of tokens is stated.
     """
     name = "token_rewards" if batch.columns.ref("token_rewards") is not None else "token_scores"
     column, whole_B = batch.columns.of(name), batch.summed(name)
@@ -41,6 +43,8 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
     inside_B = batch.flat.sum(np.where(told_N, given(column).values_N if column is not None else 0.0, 0.0))
     heard_B = (np.abs(whole_B) > 1e-6) & (batch.flat.count(trained_N) > 0)
     lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
+    if summed and (paid_all_the_same := _on_rejected_tokens(batch, column, name)) is not None:
+        return paid_all_the_same
     if lost_B.sum() < 2 or lost_B.sum() < 0.25 * heard_B.sum():
         return None
     if not summed and (penalty := _unmasked_penalty(batch, name, lost_B, whole_B - inside_B)) is not None:
@@ -60,6 +64,44 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
         cause="the score is put at the last position of the row instead of the response's last token: "
         + ("one advantage for a response is made of the row's sum and has it, anything made token by token has not"
            if summed else "returns and advantages never see it"),
+    )  # fmt: skip
+
+
+#: The share of rewarded responses whose rewarded token may be taken out of the loss: all of them is how masks end.
+TAKEN_OUT = 0.6
+
+
+def _on_rejected_tokens(batch: StepBatch, column: Column | None, name: str) -> Finding | None:
+    """Rewards on sampled tokens that do not count, of responses that are trained on for them: rejection took the token
+    out and left its reward in. Worth knowing; a warning where the run states a rejection of tokens.
+    """
+    rollout, trained_N, response_N = batch.columns.of("rollout_logprobs"), given(batch.trained_N), batch.response_N
+    advantage_B = batch.advantage_B
+    if column is None or rollout is None or response_N is None or advantage_B is None:
+        return None
+    paid_N = column.said_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6) & response_N
+    out_N = paid_N & ~trained_N & rollout.said_N & (rollout.values_N != 0)
+    pushed_B = (batch.flat.count(trained_N) > 0) & (np.abs(np.nan_to_num(advantage_B)) > 0)
+    off_B = (batch.flat.count(out_N) > 0) & (batch.flat.count(paid_N & trained_N) == 0) & pushed_B
+    heard_B = (batch.flat.count(paid_N) > 0) & (batch.flat.count(trained_N) > 0)
+    if off_B.sum() < 2 or off_B.sum() > TAKEN_OUT * heard_B.sum():
+        return None
+    states = batch.laid.algorithm.word("rollout_rs", "rejection_sampling", "rollout_rejection")
+    rejects = states.startswith("token") or batch.laid.algorithm.is_on("token_level_rejection") is True
+    sample = int(off_B.argmax())
+    return finding(
+        "warning" if rejects else "info",
+        f"the reward of {share(int(off_B.sum()), int(heard_B.sum()))} samples lies on a sampled token that was taken "
+        "out of the loss, and is paid to their other tokens all the same",
+        batch.laid.where(name, sample=sample, at=out_N),
+        shown("samples with no reward on a token that counts, and an advantage", int(off_B.sum()), "0",
+              f"{name} of {batch.name}"),
+        shown("advantage of the first of them", float(advantage_B[sample])),
+        *([shown("rejection that is stated", states or "token_level_rejection")] if rejects else []),
+        cause="rejection sampling (or a mask of tokens) changes the mask after rewards were placed, and the "
+        "estimator sums the whole row: what a rejected token earned still moves its response and its group's baseline",
+        next_step="reject whole responses, or sum rewards over the mask (then the outcome of these is lost); right "
+        "where an outcome is meant to stand whatever is masked",
     )  # fmt: skip
 
 

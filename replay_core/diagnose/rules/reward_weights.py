@@ -35,11 +35,16 @@ def weights(case: Case) -> Finding | None:
     weights than the run states are an error. Weights that change once, from one step to the next, and were one and the
     same in 2 steps and more on either side, are a warning: a schedule changes them bit by bit, and most runs never do.
 
+    A function that gives all samples of a step (8 and more) one number, and another one in each of 3 steps and more,
+    while another tells them apart, is a warning before all that.
+
     Where a step's rewards are no such sum: an error if they are that of another row, as many rows away in all or the
     same numbers in another order, or that sum made a whole number (cut off, rounded) where other steps have the sum
     itself; a warning where none has. The sum is made with the weights of the run's other steps, else with those that
     are stated, else with 1 each.
     """
+    if (one_number := _one_for_all(case)) is not None:
+        return one_number
     told, others = [], []
     for batch in case.batches():
         if (one := _solved(batch)) is not None:
@@ -59,6 +64,53 @@ def weights(case: Case) -> Finding | None:
     if len(changes) == 1 and min(changes[0], len(told) - changes[0]) >= STEPS:
         at = changes[0]
         return _said(told[at], "warning", told[0].weights_F, "it was {:.3g} before", told[at:])
+    return None
+
+
+#: Samples of a step, and steps with another number each, before one number for all samples is no chance.
+OF_A_STEP, NUMBERS = 8, 3
+
+
+def _one_for_all(case: Case) -> Finding | None:
+    """A function of several that gives all samples of a step one number, and another one in each step, while another
+    function tells samples apart.
+    """
+    numbers: dict[str, list[float]] = {}
+    apart: set[str] = set()
+    first: StepBatch | None = None
+    steps: list[int | None] = []
+    for batch in case.batches():
+        names = _names(batch)
+        if len(names) < 2 or len(batch) < OF_A_STEP:
+            continue
+        first = first or batch
+        steps.append(batch.step)
+        for name in names:
+            values_B = batch.columns.per_sample(name)
+            if values_B is None or not np.isfinite(values_B).all() or np.ptp(values_B) > 1e-6:
+                apart.add(name)
+            else:
+                numbers.setdefault(name, []).append(float(values_B[0]))
+    for name, values in numbers.items():
+        several = np.unique(np.round(values, 6))
+        # All right, or none: a share of 0 or 1 is every sample's own.
+        is_share = np.isin(several, (0.0, 1.0)).any()
+        if name in apart or not apart or len(values) < NUMBERS or several.size < len(values) or is_share:
+            continue
+        assert first is not None
+        return finding(
+            "warning",
+            f"{name} is one number for all samples of a step ({listed([f'{value:.4g}' for value in values], 4)}): it "
+            "tells no answer from another",
+            first.laid.where(name, sample=0),
+            shown("steps in which all samples have one number", f"{len(values)} of {len(steps)}", "none"),
+            shown("different numbers, by step", int(several.size)),
+            shown("functions that tell samples apart", listed(sorted(apart))),
+            cause="the function returns one value (a mean over the batch, a list of one) where one for each completion "
+            "is asked for, and it is spread over all of them: it cancels in every group's baseline",
+            next_step="call it on two completions of which one is worse, and count what it returns",
+            steps=steps,
+        )
     return None
 
 

@@ -805,8 +805,10 @@ def stands_for_none(case: Case) -> Finding | None:
 def groups_of_one(batch: StepBatch) -> Finding | None:
     """Groups with a single response. All of them is an error where most of their prompts repeat, or the advantage is
     the raw reward and an estimator with a baseline is stated; of prompts that stand alone it is a warning where an
-    estimator of groups is stated, else worth knowing. Some of them is a warning. Silent where a critic gives the
-    baseline (values are recorded), where REINFORCE is stated, and where groups are inferred from prompts alone.
+    estimator of groups is stated, else worth knowing. Some of them is a warning. Where these have an advantage of
+    exactly 0 whatever their rewards, that is said: an error where no others count (4 and more, whose rewards differ).
+    Silent where a critic gives the baseline (values are recorded), where REINFORCE is stated, and where groups are
+    inferred from prompts alone.
     """
     group_B = given(batch.group_B)
     if not batch.group_is_named or len(group_B) < 2:
@@ -819,6 +821,8 @@ def groups_of_one(batch: StepBatch) -> Finding | None:
         raise Skip("a critic's values are the baseline")
     if batch.columns.ref("reward_baselines") is not None or batch.laid.algorithm.estimator == "remax":
         raise Skip("a greedy response is the baseline (ReMax)")
+    if (own := _own_baseline(batch, group_B, sizes_G)) is not None:
+        return own
     prompt_B, raw = batch.prompt_B, are_raw(batch)
     # A prompt may be drawn twice by chance; an id that is drawn per sample leaves most of them repeated.
     repeat = prompt_B is not None and 2 * int((np.bincount(prompt_B) > 1).sum()) > int(prompt_B.max()) + 1
@@ -849,6 +853,59 @@ def groups_of_one(batch: StepBatch) -> Finding | None:
         claim = f"{share(lone, sizes_G.size)} groups have a single response"
         cause = "responses of a group were dropped or filtered after grouping, or ids of one prompt differ"
         return warning(claim, place, *evidence, cause=cause)
+
+
+#: Responses whose rewards differ and whose advantages are all exactly 0 before it is how they are made.
+ALL_ZERO = 4
+
+
+def _own_baseline(batch: StepBatch, group_B: Array, sizes_G: Array) -> Finding | None:
+    """Responses alone in their group whose advantage is exactly 0 though rewards differ: each is its own baseline. An
+    error where that is all there is.
+    """
+    advantage_B, reward_B = batch.advantage_B, batch.reward_B
+    if advantage_B is None or reward_B is None or not np.isfinite(reward_B).all():
+        return None
+    counted_B = np.isfinite(advantage_B)
+    if batch.trained_N is not None:
+        counted_B &= batch.flat.count(batch.trained_N) > 0
+    lone_B = counted_B & (sizes_G[group_B] == 1)
+    many = int(lone_B.sum())
+    # (A reward of 0 is 0 before a mean is taken off, too.)
+    if not many or np.abs(advantage_B[lone_B]).any() or not np.abs(reward_B[lone_B]).any():
+        return None
+    every = bool(lone_B[counted_B].all())
+    if every and (many < ALL_ZERO or np.unique(reward_B[lone_B]).size < 2 or batch.laid.algorithm.is_distilled):
+        return None
+    if not every and not np.abs(advantage_B[counted_B]).any():
+        return None  # all are 0, whatever their groups: cleared (D04)
+    place = batch.laid.where("advantages", sample=lone_B)
+    return finding(
+        "error" if every else "warning",
+        f"every advantage is 0 though rewards differ: each of {many} responses is alone in its group, and its own "
+        "baseline"
+        if every
+        else f"{share(int((sizes_G == 1).sum()), sizes_G.size)} groups have a single response, whose advantage is 0 "
+        "whatever its reward: it is its own baseline, and teaches nothing",
+        place,
+        shown(
+            "responses alone in their group with an advantage of 0",
+            share(many, int(counted_B.sum())),
+            "none",
+            f"group ids of {batch.name}",
+        ),
+        shown("different rewards of theirs", int(np.unique(reward_B[lone_B]).size)),
+        shown("their lowest and highest reward", f"{reward_B[lone_B].min():.4g}, {reward_B[lone_B].max():.4g}"),
+        cause="n = 1 in the rollout settings beside an estimator whose baseline is the group's mean (REINFORCE++ with "
+        "a baseline, RLOO, GRPO): a response less its own reward is 0, no gradient is left but the KL's, and no error "
+        "is raised"
+        if every
+        else "responses of a group were dropped or filtered after grouping, and an estimator that measures against the "
+        "others (or the mean) leaves nothing of one that is alone",
+        next_step="sample several responses to each prompt, or take a baseline of the batch (REINFORCE++)"
+        if every
+        else "drop such groups before the batch is made, or refill them",
+    )
 
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",

@@ -12,7 +12,7 @@ from replay_core.diagnose.answers import asked_of
 from replay_core.diagnose.apart import Apart, Trait, response_sizes
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, error, share, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, error, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.rules.scores import ends_in, for_right_answers
@@ -78,7 +78,9 @@ def not_paid(case: Case) -> Finding | None:
     """Where it is recorded which answers are right (a reward for that alone, or texts that end in their ground truth),
     and scores beside it, over 16 right answers and 16 wrong ones, fewer than .85 of the right ones have the full score.
 
-    An error where the full scores of each group (or of each step) are as many as its right answers, in .95 of those
+    An error where in 2 steps and more full scores lie on right answers up to one row, and from there on the row before
+    (or behind) tells them (.98 of 8 rows and more), the other steps being right. An error where the full scores of each
+    group (or of each step) are as many as its right answers, in .95 of those
     that hold both and are not all alike, and lie on other rows. A warning where all answers of a prompt have one
     score, in .95 of the groups that hold right and wrong ones. A warning where a part of the right answers (8, and
     a tenth of them) has no more than wrong ones have, with what sets these apart from those that are paid: their
@@ -99,6 +101,8 @@ def not_paid(case: Case) -> Finding | None:
     def paid(one: _PaidStep) -> Array:
         return one.score_B >= full - close
 
+    if (shifted := _shifted(steps, paid)) is not None:
+        return shifted
     of_right = float(np.concatenate([paid(one)[one.right_B] for one in steps]).mean())
     if of_right >= FOLLOWS:
         return None
@@ -141,6 +145,59 @@ def _on_other_rows(steps: list[_PaidStep], paid: Callable[[_PaidStep], Array], t
             next_step="score ten answers by hand, and compare them with the recorded scores row by row",
             steps=[each.batch.step for each in steps if each.batch.step is not None],
         )
+    return None
+
+
+#: Steps whose scores are moved on from some row, rows behind it, how many of them have another score than their own
+#: answer, and the share of those that have to have their neighbour's.
+SHIFTED, BEHIND, OTHERS, NEIGHBOURS = 2, 8, 4, 0.98
+
+
+def _shifted(steps: list[_PaidStep], paid: Callable[[_PaidStep], Array]) -> Finding | None:
+    """Steps whose full scores lie on right answers up to one row, and on the row behind (or before) them from there
+    on, to the last.
+    """
+    found = [(one, *told) for one in steps if (told := _moved_on(one.right_B, paid(one))) is not None]
+    if len(found) < SHIFTED or len({by for _, _, by, _ in found}) > 1:
+        return None
+    one, row, by, off = max(found, key=lambda each: each[3])
+    others = [float((each.right_B == paid(each)).mean()) for each in steps if all(each is not got for got, *_ in found)]
+    if others and min(others) < NEIGHBOURS:
+        return None
+    whose = "before" if by > 0 else "behind"
+    return error(
+        f"from row {row} on scores are those of the answer {whose}: up to there they are right, as texts and ground "
+        f"truths (or marks of right answers) tell, and {off} rows behind it have another's",
+        one.batch.laid.where(one.batch.columns.reward_name, sample=row),
+        shown("rows behind it whose score is not their own answer's", off, "0"),
+        shown("row where the shift begins, by step", listed(at for _, at, *_ in found)),
+        shown("steps that are shifted", share(len(found), len(steps)), "none"),
+        cause="a call to the reward function failed there, and its score was appended twice (in the handler of the "
+        "exception and behind it)" if by > 0 else
+        "a call to the reward function failed there, and nothing was appended for it: scores behind it move up by one",
+        next_step="index scores by sample instead of appending them, and count them against the answers",
+        steps=[each.batch.step for each, *_ in found if each.batch.step is not None],
+    )  # fmt: skip
+
+
+def _moved_on(right_B: Array, paid_B: Array) -> tuple[int, int, int] | None:
+    """The row from which on scores are one row off, by how many rows (1: the one before), and how many rows then have
+    another score than their answer's; None where there is none.
+    """
+    size = len(right_B)
+    off = np.flatnonzero(right_B != paid_B)
+    # Scores that move leave right answers unpaid and pay wrong ones; a parser that misses some pays no more.
+    if len(off) < OTHERS or len({bool(each) for each in paid_B[off]}) < 2:
+        return None
+    first = int(off[0])
+    for by in (1, -1):
+        moved_B = np.roll(right_B, by)
+        # The last of a row that lost one is what stands for it.
+        tail = slice(first + 1, size) if by > 0 else slice(first, size - 1)
+        rows = tail.stop - tail.start
+        # What stands for the call that failed may be another score than its answer's, and so may its copy.
+        if rows >= BEHIND and (moved_B != paid_B)[tail].sum() <= 1 + (1 - NEIGHBOURS) * rows:
+            return first, by, len(off)
     return None
 
 

@@ -450,8 +450,9 @@ def _so_far(batch: StepBatch) -> Iterator[tuple[str, Array]]:
 
 #: How a penalty on long answers is called, and the words of its settings.
 _OVERLONG = regex(r"(?i)over_?long|too_?long|over_?length")
-_LIMIT = ("max_response_length", "max_completion_length", "max_tokens", "max_new_tokens", "generate_max_len")
-_BUFFER = ("overlong_buffer_len", "overlong_buffer.len", "overlong_buffer", "soft_overlong_cache", "soft_cache_length")
+LIMIT_WORDS = ("max_response_length", "max_completion_length", "max_tokens", "max_new_tokens", "generate_max_len")
+BUFFER_WORDS = ("overlong_buffer_len", "overlong_buffer.len", "overlong_buffer", "soft_overlong_cache",
+                "soft_cache_length", "soft_punish_cache")  # fmt: skip
 _FACTOR = ("overlong_penalty_factor", "overlong_buffer.penalty_factor", "penalty_factor")
 #: Lengths that tell, and the share of samples whose penalty is that of their length.
 LENGTHS, OF_LENGTH = 3, 0.95
@@ -493,7 +494,7 @@ def overlong_turned(case: Case) -> Finding | None:
     if (np.diff(by_length) < -1e-6).any() or by_length[-1] - by_length[0] < 1e-6:
         return None
     number = case.algorithm.number
-    limit, buffer, factor = number(*_LIMIT), number(*_BUFFER), number(*_FACTOR)
+    limit, buffer, factor = number(*LIMIT_WORDS), number(*BUFFER_WORDS), number(*_FACTOR)
 
     def meant(size: float) -> str | None:
         if not limit or not buffer:

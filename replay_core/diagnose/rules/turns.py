@@ -9,6 +9,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.trajectories import beginnings_N
 
 _STATED = ("last_turn_only", "train_last_turn_only", "train_on_last_turn", "only_last_turn", "mask_history",
            "train_on_last_turn_only", "loss_on_last_turn")  # fmt: skip
@@ -34,7 +35,7 @@ def left_out(case: Case) -> Finding | None:
             continue
         sampled_N = response_N & rollout.said_N & (rollout.values_N != 0)
         here = 0
-        keys_N = _beginnings(batch)
+        keys_N = beginnings_N(batch)
         elsewhere_N = sampled_N & ~trained_N & np.isin(keys_N, keys_N[trained_N])
         for span in batch.flat.spans:
             early_T = _before_the_last_gap(sampled_N[span], (response_N & ~sampled_N)[span])
@@ -67,19 +68,6 @@ def left_out(case: Case) -> Finding | None:
         "each turn instead of added to): how the policy calls its tools is never trained",
         steps=steps,
     )  # fmt: skip
-
-
-def _beginnings(batch: StepBatch) -> Array:
-    """A number for every token [N] that stands for the tokens of its sample up to it: alike where these are."""
-    tokens_N = batch.tokens_N
-    if tokens_N is None:
-        return np.arange(int(batch.flat.lengths_B.sum()))
-    powers = np.cumprod(np.full(int(batch.flat.lengths_B.max(initial=0)) + 1, 0x9E3779B97F4A7C15, dtype=np.uint64))
-    weighed_N = (tokens_N.astype(np.uint64) + np.uint64(1)) * powers[batch.flat.position_N]
-    sums_N = np.cumsum(weighed_N)  # wraps around, as the differences do
-    before_B = (sums_N - weighed_N)[np.minimum(batch.flat.starts_B, max(len(sums_N) - 1, 0))]
-    found_N: Array = sums_N - np.repeat(before_B, batch.flat.lengths_B)
-    return found_N
 
 
 #: Tokens in a row that the engine did not sample before they are tool output: one alone may be of probability 1.

@@ -17,6 +17,7 @@ from replay_core.diagnose.algorithm import (
     GROUP_SIZE,
     Algorithm,
     entropy_bonus,
+    filter_metric,
     filters_groups,
     filters_overlong,
     kl_in_rewards,
@@ -50,7 +51,7 @@ class _Setting(Struct, frozen=True):
     """
 
     link: str
-    value: Callable[[Algorithm], float | None]
+    value: Callable[[Algorithm], float | str | None]
     words: str
     told: Callable[[StepBatch], _Shows | None]
     claim: str
@@ -126,6 +127,35 @@ def _unfiltered(batch: StepBatch) -> _Shows | None:
     )  # fmt: skip
 
 
+def _filtered_by_another(batch: StepBatch) -> _Shows | None:
+    """Groups that the stated metric does not tell apart, and the reward does: a filter on that metric leaves none."""
+    metric = filter_metric(batch.laid.algorithm)
+    group_B, reward_B = batch.group_B, batch.reward_B
+    metric_B = None if metric is None else batch.columns.per_sample(metric)
+    if metric_B is None or group_B is None or reward_B is None or not batch.group_is_named:
+        return None
+    if not (np.isfinite(metric_B).all() and np.isfinite(reward_B).all()) or np.allclose(metric_B, reward_B):
+        return None
+    sizes_G = np.bincount(group_B)
+    if sizes_G.min() < 2 or np.unique(sizes_G).size > 1:
+        return None
+    advantage_B = batch.advantage_B
+    counted_B = np.ones(len(batch), dtype=bool) if batch.trained_N is None else batch.flat.count(batch.trained_N) > 0
+    pushed_B = counted_B if advantage_B is None else counted_B & (np.nan_to_num(advantage_B) != 0)
+    close = 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+    odd_G = (ranges_G(metric_B, group_B) <= 1e-6) & (ranges_G(reward_B, group_B) > close)
+    odd_G &= np.bincount(group_B, weights=pushed_B) > 0
+    worst = int(odd_G.argmax())
+    return _Shows(
+        bool(odd_G.any()),
+        (shown(f"groups of one {metric} that count", share(int(odd_G.sum()), sizes_G.size), "none",
+               f"{metric} and rewards of {batch.name}"),
+         shown(f"{metric} of the first of them", float(metric_B[group_B == worst][0])),
+         shown("its rewards apart by", float(ranges_G(reward_B, group_B)[worst]))),
+        batch.laid.where(batch.columns.reward_name, sample=int((group_B == worst).argmax())),
+    )  # fmt: skip
+
+
 def _cut_and_counted(batch: StepBatch) -> _Shows | None:
     # Where nothing says so, it is told by the end token, as far as that is known.
     cut_B, trained_N = truncated(batch) if batch.eos_id is not None else batch.truncated_flag_B, batch.trained_N
@@ -195,6 +225,11 @@ _SETTINGS = (
              "groups without a spread of rewards count in the loss, and a filter is stated",
              "the filter (dynamic sampling) looks at another figure, runs before the rewards are final, or gives up "
              "and takes what is there: these groups have no gradient, and dilute the others'"),
+    _Setting("groups", filter_metric, "groups are filtered by {}", _filtered_by_another,
+             "groups that the filter's metric does not tell apart are trained on: what differs in them is what shapes "
+             "the reward (length, format), not the answer",
+             "the filter (dynamic sampling) looks at the shaped reward instead of the metric that is stated: a group "
+             "whose answers are all wrong passes on its length penalty alone, and is normalised to full size"),
     _Setting("masks", filters_overlong, "responses that are cut off do not count", _cut_and_counted,
              "responses that were cut off are trained on, and a filter is stated",
              "the mask of cut responses is not applied to the loss mask"),
@@ -213,7 +248,8 @@ _SETTINGS = (
 def not_applied(case: Case) -> Iterator[Finding]:
     """Settings that the run states, each held against what it cannot leave: a bound of advantages against the largest
     one; a KL in the rewards against token rewards that are the token scores, where policy and reference differ; a
-    filter of groups against whole groups of equal rewards; a filter of cut responses against their counted tokens;
+    filter of groups against whole groups of equal rewards; one that states its metric against groups of one such figure
+    and several rewards; a filter of cut responses against their counted tokens;
     whitening against a std of .5 to 2; an entropy bonus against a loss that is pg_loss alone. An error where half of
     the steps that tell contradict it, a warning where that is one of several, where such groups have no advantages
     (a filter may set them to 0, and so does GRPO), and of the bonus (the loss may be logged before it).

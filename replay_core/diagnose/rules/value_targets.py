@@ -234,7 +234,36 @@ def _over_observations(batch: StepBatch, values: Column, returns: Column, close:
         rewards_BT = _at_the_end(batch, mask_BT)
     rows = _Rows(values_BT, returns_BT, mask_BT, close * max(1.0, float(np.abs(returns_BT).max())))
     fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
-    return fit if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01 else None
+    if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01:
+        return fit
+    counted_BT = np.zeros(mask_BT.shape)
+    counted_BT[mask_BT != 0] = trained_N[used_N]
+    return _across_gaps(rows, counted_BT != 0, rewards_BT)
+
+
+def _across_gaps(rows: _Rows, counted_BT: Array, rewards_BT: Array) -> _Fit | None:
+    """GAE over all tokens of responses, whose returns are recorded (or masked) on those that count alone: solved over
+    neighbours that both count, and made anew over the gaps between them.
+    """
+    advantages_BT = rows.returns_BT - rows.values_BT
+    both_BT = counted_BT[:, :-1] & counted_BT[:, 1:]
+    y = (advantages_BT - rewards_BT + rows.values_BT)[:, :-1][both_BT]
+    x = np.stack([rows.values_BT[:, 1:][both_BT], advantages_BT[:, 1:][both_BT]], 1)
+    if len(y) < FEWEST or (found := _exact(x, y, rows.close)) is None or not 0.05 < found[0] < 1.01:
+        return None
+    gamma, lam = found[0], found[1] / found[0]
+    made_B, next_B = np.zeros(len(rewards_BT)), np.zeros(len(rewards_BT))
+    left_BT = np.zeros(rewards_BT.shape)
+    for at in range(rewards_BT.shape[1] - 1, -1, -1):
+        inside_B = rows.mask_BT[:, at] != 0
+        delta_B = rewards_BT[:, at] + gamma * next_B - rows.values_BT[:, at]
+        made_B = np.where(inside_B, delta_B + gamma * lam * made_B, made_B)
+        next_B = np.where(inside_B, rows.values_BT[:, at], next_B)
+        left_BT[:, at] = np.where(counted_BT[:, at], made_B - advantages_BT[:, at], 0.0)
+    # Tokens right before a gap are those that tell.
+    before_BT = counted_BT[:, :-1] & ~counted_BT[:, 1:] & (rows.mask_BT[:, 1:] != 0)
+    fits = np.abs(left_BT).max() <= rows.close and -0.01 < lam < 1.01 and before_BT.sum() >= SEVERAL_ROWS
+    return _Fit(gamma, lam, np.zeros(len(rewards_BT))) if fits else None
 
 
 def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iterator[Finding]:
