@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct, field
 
-from replay_core.diagnose.batch import StepBatch, mask_name
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where, error, share, shown, warning
+from replay_core.diagnose.finding import Finding, Where, share, shown, warning
 from replay_core.diagnose.rule import given, rule, skip_if
 
 #: Joints before they tell, steps of them, and the share that has to be one way.
@@ -25,15 +25,8 @@ class _Joints(Struct):
     gaps: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     """That token and the two that follow it."""
     in_prompts: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    heads: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """The last two tokens of the prompts."""
-    reopened: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """The last token of a gap, and the first that counts behind it."""
-    begun: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """The last token of a prompt, and the first that counts."""
     steps: list[int | None] = field(default_factory=list)
     where: Where | None = None
-    opened: Where | None = None
     rows: int = 0
 
     def take(self, batch: StepBatch) -> None:
@@ -47,9 +40,6 @@ class _Joints(Struct):
             self.rows += 1
             begin = int(inside[0])
             prompt = ids[:begin]
-            if begin >= 2:
-                self.heads[int(prompt[-2]), int(prompt[-1])] += 1
-                self.begun[int(prompt[-1]), int(ids[begin])] += 1
             for at in range(len(prompt) - 2):
                 self.in_prompts[int(prompt[at]), int(prompt[at + 1]), int(prompt[at + 2])] += 1
             for before, after in pairwise(inside.tolist()):
@@ -59,11 +49,9 @@ class _Joints(Struct):
                 end, one, two = (int(ids[before + by]) for by in range(3))
                 self.ends[end] += 1
                 self.gaps[end, one, two] += 1
-                self.reopened[int(ids[after - 1]), int(ids[after])] += 1
                 if self.where is None:
                     start = int(batch.flat.starts_B[sample])
                     self.where = batch.laid.where("input_ids", at=start + int(before))
-                    self.opened = batch.laid.where(mask_name(batch), at=start + int(after))
         if met:
             self.steps.append(batch.step)
 
@@ -78,9 +66,6 @@ def joined(case: Case) -> Finding | None:
     A separator that is dropped: one token ends the policy's turns before the gaps, in prompts it is followed by one
     and the same X (95 %, 8 and more) and X by S, and in the gaps it is followed by S at once, and never by X: a
     warning.
-
-    Template tokens that are trained: prompts end with the same two tokens a, b (95 %), gaps end with a, and the first
-    token that counts behind them is b, in 95 % of them, and in none of the first turns: an error, b is the template's.
     """
     joints = _Joints()
     looked = 0
@@ -92,7 +77,7 @@ def joined(case: Case) -> Finding | None:
     skip_if(not looked, "needs tokens and a mask")
     count = joints.gaps.total()
     skip_if(count < JOINTS or len(set(joints.steps)) < STEPS, f"needs {JOINTS} gaps of the mask in {STEPS} steps")
-    return _trained(joints, count) or _dropped(joints, count)
+    return _dropped(joints, count)
 
 
 def _dropped(joints: _Joints, count: int) -> Finding | None:
@@ -127,29 +112,5 @@ def _dropped(joints: _Joints, count: int) -> Finding | None:
         "on, turns that no template makes",
         next_step="append the template's separator with the tool's turn (mask 0), or render both turns and take the "
         "difference",
-        steps=joints.steps,
-    )
-
-
-def _trained(joints: _Joints, count: int) -> Finding | None:
-    if not joints.heads:
-        return None
-    (last_but_one, last), often = joints.heads.most_common(1)[0]
-    if often < max(SHARE * joints.heads.total(), JOINTS) or last_but_one == last:
-        return None
-    opened = joints.reopened[last_but_one, last]
-    first_turns = sum(many for (_, first), many in joints.begun.items() if first == last)
-    if opened < SHARE * count or first_turns:
-        return None
-    return error(
-        f"the template's own token {last} counts in the loss: gaps end on {last_but_one}, and the first token that "
-        f"counts in later turns is {last}, with which prompts end",
-        given(joints.opened),
-        shown("later turns that begin so", share(opened, count), "none"),
-        shown(f"first turns whose first token that counts is {last}", first_turns),
-        shown(f"prompts that end with {last_but_one}, {last}", share(often, joints.heads.total())),
-        link="masks",
-        cause="the mask opens one token early in later turns: at the role's name, and not behind the header that the "
-        "template writes; the policy is trained on what it never writes",
         steps=joints.steps,
     )

@@ -507,8 +507,7 @@ def prompt_trained(batch: StepBatch) -> Finding | None:
     samples. Where a response begins something other than the mask says: the layout, or, where the mask counts from the
     first or second token on, the first number of the engine. Where neither does, an error if the mask counts from there
     on in every sample and what the answers of each group (2 and more that differ) have in common is 2 tokens and more
-    on average, and another in each group: a prompt. An error, too, where rows are pairs of answers to one prompt (4 and
-    more), and the mask of one of each counts the prompt that the other's leaves out.
+    on average, and another in each group: a prompt.
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
     if (shared := _prompts_shared(batch)) is not None:
@@ -521,8 +520,6 @@ def prompt_trained(batch: StepBatch) -> Finding | None:
             shown("groups", len(shared)), shown("tokens in the mask", int(trained_N.sum())),
             cause="the loss mask is the attention mask, or is not multiplied by the response's",
         )  # fmt: skip
-    if (half := _in_one_half(batch)) is not None:
-        return half
     prompt_B = batch.flat.count(~response_N)
     counted_B = batch.flat.count(trained_N & ~response_N)
     heard_B = prompt_B > 1
@@ -539,49 +536,6 @@ def prompt_trained(batch: StepBatch) -> Finding | None:
         shown("tokens in the mask", int(trained_N.sum())),
         cause="the loss mask is the attention mask, or is not multiplied by the response's",
     )
-
-
-#: Pairs of answers to one prompt, and tokens of each prompt, that tell which of the two counts it.
-PAIRS, OF_PROMPT = 4, 3
-
-
-def _in_one_half(batch: StepBatch) -> Finding | None:
-    """Pairs of answers to one prompt, one half of the rows behind the other or each pair side by side, of which the
-    mask of one begins behind the prompt and that of the other at its first token, in every pair.
-    """
-    trained_N, tokens_N = given(batch.trained_N), batch.tokens_N
-    rows = len(batch)
-    if tokens_N is None or rows % 2 or rows < 2 * PAIRS:
-        return None
-    first_B, each = batch.flat.first(trained_N), np.arange(rows)
-    heard_B = batch.flat.count(trained_N) > 0
-    for how, pairs in (
-        ("second half", (each[: rows // 2], each[rows // 2 :])), ("second row of each pair", (each[::2], each[1::2]))
-    ):  # fmt: skip
-        for (right, wrong), whose in ((pairs, how), (pairs[::-1], how.replace("second", "first"))):
-            heads = first_B[right]
-            if not heard_B.all() or heads.min() < OF_PROMPT or first_B[wrong].max() > 1:
-                continue
-            starts = batch.flat.starts_B
-            if (batch.flat.lengths_B[wrong] <= heads).any() or not all(
-                np.array_equal(tokens_N[starts[a] : starts[a] + head], tokens_N[starts[b] : starts[b] + head])
-                for a, b, head in zip(right, wrong, heads, strict=True)
-            ):
-                continue
-            name = mask_name(batch)
-            counted = int(sum(head - first_B[b] for b, head in zip(wrong, heads, strict=True)))
-            return error(
-                f"prompt tokens are in the loss of one answer of each pair: in the {whose} of the batch the mask "
-                f"begins at the prompt ({counted} tokens of it count), in the other behind it",
-                batch.laid.where(name, sample=int(wrong[0])),
-                shown("pairs whose answers share a prompt that one of them counts", len(right), "0", name),
-                shown("prompt tokens that count", counted, "0"),
-                shown("tokens in the mask", int(trained_N.sum())),
-                cause="lengths of prompts are those of one half of the rows (n), and the masks are of both (2 n): the "
-                "sums of the other half hold the prompt, and the margin of a pair is off by it",
-                next_step="compare the mask of two rows of one pair",
-            )
-    return None
 
 
 #: Tokens that answers of every group do not share by chance, on average, and groups that tell.
