@@ -68,7 +68,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
     the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
     follow: that is another start of the run; worth knowing where the run says that it starts that engine again, and its
-    steps go on. A traceback that more metrics follow, or steps of the bar, was caught:
+    steps go on, or where a worker of Ray is gone and the log goes on with the very next step. A traceback that more
+    metrics follow, or steps of the bar, was caught:
     info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
     ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
@@ -85,7 +86,7 @@ def died(log: RunLog) -> Iterator[Finding]:
         if (one.point.line or 0) > last.get(one.point.path, 0) and (one.point.path, one.point.line) not in logged
     ]  # fmt: skip
     # Tasks that are cancelled, and nothing else, are those of a program that closes.
-    if all(_CANCELLED.match(one.text) for one in at_the_end):
+    if all(_CANCELLED.match(one.text) for one in at_the_end) or _closes(at_the_end, log):
         at_the_end = []
     if (again := _again_and_again(told, at_the_end) or _without_progress(told, log)) is not None:
         yield again
@@ -112,6 +113,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     fatal = [one for one in before if one.kind in ("nccl", "cuda_error", "killed")]
     if fatal and _are_engines(fatal, log):
         yield _restarted(fatal, log)
+    elif fatal and _went_straight_on(fatal, log):
+        yield _replaced(fatal)
     elif fatal and not (all(map(_is_preempted, fatal)) and last):
         yield _dead(fatal, went_on=True, counted=log.is_counted)
     caught = [one for one in before if one.kind == "traceback"]
@@ -161,6 +164,57 @@ def _restarted(fatal: list[Told], log: RunLog) -> Finding:
         cause="one of several engines ended; its requests were sent to it again, or lost",
         next_step="the engine's own log at that time; where it happens often, its memory (dmesg | grep -i oom)",
         steps=steps_of(one.point for one in fatal),
+    )
+
+
+def _went_straight_on(fatal: list[Told], log: RunLog) -> bool:
+    """Whether only workers of Ray are gone, and the log goes on with the very next step, without another start."""
+    first = min(one.point.line or 0 for one in fatal)
+    points: Sequence[Point] = max(
+        (each.points for name in ("reward", "loss", "pg_loss") for each in log.all(name)), key=len, default=()
+    )
+    steps = [p.step for p in points if p.step is not None]
+    before = [p.step for p in points if p.step is not None and (p.line or 0) < first]
+    behind = [p.step for p in points if p.step is not None and (p.line or 0) > first]
+    stride = min((b - a for a, b in pairwise(steps)), default=0)
+    return (
+        all(_GONE_UNTOLD.search(one.text) for one in fatal)
+        and len({one.point.path for one in fatal}) == 1
+        and bool(before and behind)
+        and stride > 0
+        and behind[0] - before[-1] == stride
+        and not any((one.point.line or 0) > first for one in log.events("started"))
+    )
+
+
+def _replaced(fatal: list[Told]) -> Finding:
+    return info(
+        f"a worker process of Ray ended at line {fatal[0].point.line}, and the run went on with its next step: "
+        f"{_words(fatal[0])}",
+        fatal[0].point.where(),
+        shown("lines that tell of its end", len(fatal), "0", "log"),
+        cause="a worker that the run can do without or starts again by itself (of rewards, a sandbox, an environment); "
+        "what it was at work on was given to another, or lost",
+        next_step="its own log (/tmp/ray/session_latest/logs/worker-*PID*.err); where it happens often, the host's "
+        "memory (dmesg | grep -i oom)",
+        steps=steps_of(one.point for one in fatal),
+    )
+
+
+#: What a launcher says as it ends its own processes behind the last step.
+_ENDS_ITS_OWN = regex(r"^(?:Received|Caught|Got)(?: signal)?:? SIGTERM\b(?!.{0,40}(?:fail|error))")
+#: Lines behind the training's end in which it does.
+_NEAR = 10
+
+
+def _closes(ends: list[Told], log: RunLog) -> bool:
+    """Whether all that is told behind the training's own end is that its processes are asked to end."""
+    over = {one.point.path: one.point.line or 0 for one in log.events("finished")}
+    return bool(ends) and all(
+        one.kind == "killed"
+        and _ENDS_ITS_OWN.search(one.text) is not None
+        and 0 < (one.point.line or 0) - over.get(one.point.path, 1 << 60) <= _NEAR
+        for one in ends
     )
 
 
@@ -435,10 +489,10 @@ def _dead(
     if (untold or said(one) == "AssertionError") and (code := _last_frame(one)[1]):
         words += f", in `{code[:100]}`"
     hung = hang is not None or _HUNG.search(one.text) is not None
+    how = "was stopped by hand" if by_hand else "hung" if hung else "did not begin" if _not_begun(one) else "died"
     return finding(
         "warning" if by_hand or untold else "error",
-        f"the run {'was stopped by hand' if by_hand else 'hung' if hung else 'died'} at line {one.point.line}, {step}"
-        f"{', and was started again' if went_on else ''}: {words}",
+        f"the run {how} at line {one.point.line}, {step}{', and was started again' if went_on else ''}: {words}",
         one.point.where(),
         shown("line", one.text.splitlines()[0][:200], None, f"line {one.point.line}"),
         *_frame(one),
@@ -451,6 +505,14 @@ def _dead(
         next_step=next_step,
         steps=steps_of([one.point]),
     )
+
+
+_NOT_BEGUN = regex(r"\bFailedScheduling\b|ImagePull|Failed to pull image|Job supervisor actor")
+
+
+def _not_begun(one: Told) -> bool:
+    """Whether its job was never placed on a node: none of it has run."""
+    return one.point.step is None and _NOT_BEGUN.search(one.text) is not None
 
 
 #: Rows of the table that take a name or a type for what it need not be: what the text tells by itself goes before them.
