@@ -98,7 +98,8 @@ MEANINGS: dict[str, Meaning] = {
         "the checkpoint holds LoRA's weights (or names with a wrapper's prefix) that this class does not know: what "
         "was trained is left out, and the base model stands in its place",
         "load it by PeftModel.from_pretrained, or merge_and_unload() and save again; rldbg show CHECKPOINT lists the "
-        "names", mild=regex(r"(?i)^(?!.*(?:lora_|base_model\.|base_layer|modules_to_save|_fsdp_wrapped|_orig_mod))"),
+        "names", mild=regex(r"(?i)^(?!.*(?:lora_|base_model\.|base_layer|modules_to_save|_fsdp_wrapped|_orig_mod"
+                   r"|\['\"](?:module|actor|policy)\.))"),
     ),
     "weights.random": Meaning(
         "logprobs", "warning", "the model begins at random: no weights are loaded",
@@ -262,9 +263,13 @@ MEANINGS: dict[str, Meaning] = {
     "samples.regex": Meaning(
         "tokens", "warning", "the tokenizer splits text by a wrong pattern: its tokens are not those that the model "
         "was trained with",
-        "the saved tokenizer of this model has an error that transformers knows of (some versions also say so of "
-        "models that are well)", "fix_mistral_regex=True where it is loaded, in trainer and engine alike",
-        mild=regex(r"(?i)^(?!.{0,200}from ['\"]?\S*(?:mi[ns]i?stral|devstral|magistral|pixtral|voxtral))"),
+        "the saved tokenizer of this model has an error that transformers knows of",
+        "fix_mistral_regex=True where it is loaded, in trainer and engine alike",
+    ),
+    "samples.regex_said": Meaning(
+        "tokens", "info", "the tokenizer is said to split text by a wrong pattern",
+        "some versions of transformers say so of every local model; of one that comes from Mistral's it is true",
+        "compare its tokens of one text with the model's own tokenizer; fix_mistral_regex=True",
     ),
     "rewards.none": Meaning(
         "rewards", "warning", "samples for which every reward function returns None: they have no reward (NaN)",
@@ -306,12 +311,17 @@ MEANINGS: dict[str, Meaning] = {
         "the trainer hangs, died or was still at work: the last version was not sampled from or evaluated",
         "the trainer's own log at that time; look whether its last checkpoint is whole",
     ),
+    "running.on_cpu": Meaning(
+        "time", "warning", "a slow implementation runs in place of kernels: Triton does not work here, and what needs "
+        "it is computed on the CPU",
+        "Triton is not installed for this torch and Python, or does not know this device",
+        "pip install triton (the version that torch pins); python -c 'import triton'",
+    ),
     "running.slow_path": Meaning(
-        "time", "warning", "a slow implementation runs in place of a kernel that is not installed or not supported "
-        "here",
-        "linear attention or fused kernels fall back to plain torch or the CPU: many times slower on long texts, and "
-        "rounded otherwise than the engine's kernels",
-        "install what the line names (flash-linear-attention, causal-conv1d, triton) for this torch and Python",
+        "time", "info", "a slow implementation runs in place of a kernel that is not installed: the fast path is off",
+        "linear attention falls back to plain torch: many times slower on long texts, and rounded otherwise than the "
+        "engine's kernels",
+        "install what the line names (flash-linear-attention, causal-conv1d) for this torch and Python",
     ),
     "running.object_store": Meaning(
         "time", "info", "Ray's object store lies on a disk, as /dev/shm is too small",

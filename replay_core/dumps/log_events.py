@@ -226,10 +226,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("phase", r"\bTimer \w+ (?:start|end)\b"),
     # What a logger marks as an error, and goes on after.
     ("error", r"(?:^|[\s\[|-])(?:ERROR|CRITICAL)[\s\]|:-]"),
-    # What a trainer says of one engine of several that it starts again by itself.
+    # What a trainer says of an engine, or of a worker of several, that it starts again by itself.
     (
         "engine_again",
-        r"(?i)\bengine[ #]?\d{1,4}\b.{0,60}\b(?:restarting|restarted|is back|recovered|replaced|started again)\b",
+        r"(?i)\b(?:engine|worker|server|replica|actor)[ #]?\d{1,4}\b.{0,60}"
+        r"\b(?:restarting|restarted|is back|recovered|replaced|started again)\b"
+        r"|\brecovered [1-9]\d{0,3} .{0,40}\b(?:engine|worker|server)s?\b",
     ),
     # An inference engine's own account of itself, every ten seconds.
     ("engine", r"Avg (?:prompt|generation) throughput: |Decode batch.{0,200}#running-req"),
@@ -271,7 +273,7 @@ HINT = regex(
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
-    r"|restart|is back|recovered|replaced|started again"
+    r"|restart|is back|[Rr]ecovered|replaced|started again"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: (?:error|fatal)|sbatch: e"
     r"|salloc: e|Non-root FSDP"
     r"|[Ll]oss (?:is|became|=)|lr_scheduler|Exceeded|low on "

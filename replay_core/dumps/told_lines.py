@@ -74,11 +74,13 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("samples.leftover", r"\b\d+ samples are dropped due to batch size", ("dropped due to batch",)),
     ("samples.stale", r"dropping stale (?:result|sample|rollout)", ("dropping stale",)),
     ("samples.masked", r"all (?:outputs|responses|samples) are loss[ -]masked", ("are loss masked", "are loss-masked")),
-    ("samples.aborted", r"^(?:.{0,80}\W)?aborted request \S", ("aborted request",)),
+    ("samples.aborted", r"\baborted request \S", ("aborted request",)),
     ("samples.group_of_one", r"reduces grpo to reinforce", ("reduces grpo",)),
     ("samples.pad_is_end", r"pad(?:ding)? token is (?:the )?same as (?:the )?eos token",
      ("same as eos", "same as the eos")),
-    ("samples.regex", r"with an incorrect regex pattern", ("incorrect regex",)),
+    ("samples.regex", r"from .{0,200}(?:mistral|ministral|devstral|magistral|pixtral|voxtral).{0,100}with an incorrect "
+     r"regex pattern", ("incorrect regex",)),
+    ("samples.regex_said", r"with an incorrect regex pattern", ("incorrect regex",)),
     # Rewards that are none.
     ("rewards.none", r"all reward functions returned none", ("returned none",)),
     ("rewards.service", r"\bremote_rm failed after \d+ attempts?|remote task failed .{0,80}assigning reward ?= ?0",
@@ -89,8 +91,8 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # How it is run: engines that are gone, and what is slower or otherwise than it could be.
     ("running.engine", r"health check failed for rollout engine \d", ("health check failed",)),
     ("running.no_broadcast", r"trainer did not broadcast v\d", ("did not broadcast",)),
-    ("running.slow_path", r"the fast path is not available because|triton is not supported on current platform",
-     ("fast path is not", "triton is not supported")),
+    ("running.on_cpu", r"triton is not supported on current platform", ("triton is not supported",)),
+    ("running.slow_path", r"the fast path is not available because", ("fast path is not",)),
     ("running.object_store", r"object store is using /\S+ instead of /dev/shm", ("object store is using",)),
     ("running.4bit", r"bnb_4bit_compute_dtype=torch\.float32", ("bnb_4bit_compute",)),
     ("running.no_cache", r"caching is incompatible with gradient checkpointing", ("caching is incompatible",)),

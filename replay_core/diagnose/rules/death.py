@@ -67,9 +67,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     beside what reached the top, and Ray's driver names the class. What known texts mean is a table
     (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
     the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
-    follow: that is another start of the run; worth knowing where the run says that it starts that engine again, and its
-    steps go on, or where a worker of Ray is gone and the log goes on with the very next step. A traceback that more
-    metrics follow, or steps of the bar, was caught:
+    follow: that is another start of the run; worth knowing where the run says that it starts that engine (or worker)
+    again, and its steps go on. A traceback that more metrics follow, or steps of the bar, was caught:
     info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
     ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
@@ -113,8 +112,6 @@ def died(log: RunLog) -> Iterator[Finding]:
     fatal = [one for one in before if one.kind in ("nccl", "cuda_error", "killed")]
     if fatal and _are_engines(fatal, log):
         yield _restarted(fatal, log)
-    elif fatal and _went_straight_on(fatal, log):
-        yield _replaced(fatal)
     elif fatal and not (all(map(_is_preempted, fatal)) and last):
         yield _dead(fatal, went_on=True, counted=log.is_counted)
     caught = [one for one in before if one.kind == "traceback"]
@@ -135,7 +132,9 @@ _SOON = 100
 
 
 def _are_engines(fatal: list[Told], log: RunLog) -> bool:
-    """Whether what died were engines that the run itself has started again, and it went on with its next step."""
+    """Whether what died were engines or workers that the run itself has started again, and it went on with its next
+    step.
+    """
     again = [one.point for one in log.events("engine_again")]
     first = min(one.point.line or 0 for one in fatal)
     rewards: Sequence[Point] = max((each.points for each in log.all("reward")), key=len, default=())
@@ -155,48 +154,14 @@ def _are_engines(fatal: list[Told], log: RunLog) -> bool:
 
 def _restarted(fatal: list[Told], log: RunLog) -> Finding:
     again = log.events("engine_again")
+    what = "an inference engine" if any("engine" in one.text.lower() for one in again) else "a worker process of Ray"
     return info(
-        f"an inference engine died at line {fatal[0].point.line}, was started again, and the run went on: "
-        f"{_words(fatal[0])}",
+        f"{what} died at line {fatal[0].point.line}, was started again, and the run went on: {_words(fatal[0])}",
         fatal[0].point.where(),
         shown("line", again[-1].text.splitlines()[0][:200], None, f"line {again[-1].point.line}"),
         shown("lines that tell of its end", len(fatal), "0", "log"),
-        cause="one of several engines ended; its requests were sent to it again, or lost",
-        next_step="the engine's own log at that time; where it happens often, its memory (dmesg | grep -i oom)",
-        steps=steps_of(one.point for one in fatal),
-    )
-
-
-def _went_straight_on(fatal: list[Told], log: RunLog) -> bool:
-    """Whether only workers of Ray are gone, and the log goes on with the very next step, without another start."""
-    first = min(one.point.line or 0 for one in fatal)
-    points: Sequence[Point] = max(
-        (each.points for name in ("reward", "loss", "pg_loss") for each in log.all(name)), key=len, default=()
-    )
-    steps = [p.step for p in points if p.step is not None]
-    before = [p.step for p in points if p.step is not None and (p.line or 0) < first]
-    behind = [p.step for p in points if p.step is not None and (p.line or 0) > first]
-    stride = min((b - a for a, b in pairwise(steps)), default=0)
-    return (
-        all(_GONE_UNTOLD.search(one.text) for one in fatal)
-        and len({one.point.path for one in fatal}) == 1
-        and bool(before and behind)
-        and stride > 0
-        and behind[0] - before[-1] == stride
-        and not any((one.point.line or 0) > first for one in log.events("started"))
-    )
-
-
-def _replaced(fatal: list[Told]) -> Finding:
-    return info(
-        f"a worker process of Ray ended at line {fatal[0].point.line}, and the run went on with its next step: "
-        f"{_words(fatal[0])}",
-        fatal[0].point.where(),
-        shown("lines that tell of its end", len(fatal), "0", "log"),
-        cause="a worker that the run can do without or starts again by itself (of rewards, a sandbox, an environment); "
-        "what it was at work on was given to another, or lost",
-        next_step="its own log (/tmp/ray/session_latest/logs/worker-*PID*.err); where it happens often, the host's "
-        "memory (dmesg | grep -i oom)",
+        cause="one of several engines or workers ended; what it was at work on was sent to it again, or lost",
+        next_step="its own log at that time; where it happens often, its memory (dmesg | grep -i oom)",
         steps=steps_of(one.point for one in fatal),
     )
 

@@ -24,10 +24,9 @@ _LONGEST, _OTHERS = 200, 3
 @rule("L70", "a line says that weights are not those that are meant", link="logprobs", scope="signals",
       needs=("event:told_weights",), lasts=True, source=_SOURCE)  # fmt: skip
 def of_weights(log: RunLog) -> Iterator[Finding]:
-    """Lines of trainers and engines that say that weights are missing, random, unused, skipped or not sent: a warning,
-    of what healthy runs print too (a tied head alone, rotary frequencies and scales, heads that another task has)
-    worth knowing. An update that is skipped, or weights that the engine does not know, in half of the steps and 3 and
-    more are an error.
+    """Lines of trainers and engines that say that weights are missing, random, unused, skipped or not sent: a warning;
+    nothing of what is well (a tied head alone, rotary frequencies and scales, heads that another task has). An update
+    that is skipped, or weights that the engine does not know, in half of the steps and 3 and more are an error.
     """
     yield from _told("told_weights", log)
 
@@ -88,6 +87,8 @@ def _told(kind: str, log: RunLog) -> Iterator[Finding]:
     found: dict[str, list[tuple[Severity, str]]] = {}
     for key, told in lines.items():
         known = MEANINGS[key]
+        if all(_is_mild(known, one) for one in told):
+            continue
         found.setdefault(known.link, []).append((_severity(known, key, told, log), key))
     for link, rows in found.items():
         (severity, key), *others = sorted(rows, key=lambda each: (SEVERITIES.index(each[0]), -len(lines[each[1]])))
