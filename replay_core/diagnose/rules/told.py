@@ -96,7 +96,7 @@ def _told(kind: str, log: RunLog) -> Iterator[Finding]:
         first = next((one for one in told if not _is_mild(known, one)), told[0])
         yield finding(
             severity,
-            f"{known.claim}{_numbers(key, told)}{_how_often(told, log)}",
+            f"{_claim(known, told, log)}{_numbers(key, told)}{_how_often(told, log)}",
             first.point.where(),
             shown("line", _words(first), None, f"line {first.point.line}"),
             shown("lines that say so", len(told), "0", "log"),
@@ -106,6 +106,12 @@ def _told(kind: str, log: RunLog) -> Iterator[Finding]:
             next_step=known.next_step,
             steps=steps_of(one.point for one in told),
         )
+
+
+def _claim(known: Meaning, told: list[Told], log: RunLog) -> str:
+    if known.over is not None and _is_over(known.over, told[-1], log):
+        return known.claim.partition(":")[0] + ", and was started again"
+    return known.claim
 
 
 def _words(one: Told) -> str:

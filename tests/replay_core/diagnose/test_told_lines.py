@@ -199,7 +199,9 @@ def test_an_engine_that_is_started_again_is_worth_knowing(tmp_path: Path) -> Non
     killed = "health_monitor.py:154 - Health check failed for rollout engine 3 (ray timeout or error). Killing actor.\n"
     again = "rollout.py:305 - Recovered 1 dead rollout engines (worker_type=regular)\n"
     assert only(diagnosed(tmp_path, trl([{}] * 4) + killed + trl([{}] * 4, 5)), "L74").severity == "warning"
-    assert only(diagnosed(tmp_path, trl([{}] * 4) + killed + again + trl([{}] * 4, 5)), "L74").severity == "info"
+    found = only(diagnosed(tmp_path, trl([{}] * 4) + killed + again + trl([{}] * 4, 5)), "L74")
+    assert found.severity == "info"
+    assert "and was started again" in found.claim
 
 
 def test_a_log_that_goes_on_from_somewhere_had_a_checkpoint(tmp_path: Path) -> None:
