@@ -193,6 +193,74 @@ ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
      "a file for each process, on a local disk"),
 )  # fmt: skip
 
+#: What an operating system, a container or a cluster's manager refuses: a broader row would take it for something else.
+LIMITS: tuple[tuple[str, str, str], ...] = (
+    (r"Too many open files|Errno 24\b|EMFILE|received 0 items of ancdata",
+     "the limit of open file handles is reached (ulimit -n): shared tensors by file descriptor, sockets or files not "
+     "closed",
+     "ulimit -n 65536 (LimitNOFILE of the service, --ulimit nofile of the container) before ray start; "
+     "torch.multiprocessing.set_sharing_strategy('file_system')"),
+    (r"can't start new thread|Thread creation failed|pthread_create failed|Resource temporarily unavailable|Errno 11\b"
+     r"|BlockingIOError|fork: retry",
+     "the limit of processes or threads is reached (ulimit -u, a container's pids limit)",
+     "ulimit -u; --pids-limit of the container; OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1; fewer workers and Ray "
+     "CPUs"),
+    (r"(?i)ibv_reg_mr.{0,80}(?:failed|error|cannot allocate)|(?:failed|unable) to register (?:rdma )?memory"
+     r"|memory registration failed|reg_mr failed",
+     "memory cannot be registered with the network card (InfiniBand, RDMA): the limit of locked memory (ulimit -l, "
+     "memlock) of this process or container is too small, most often; the host's own memory need not be full",
+     "ulimit -l unlimited (docker run --ulimit memlock=-1; LimitMEMLOCK=infinity of the service); lsmod | grep "
+     "peermem; NCCL_IB_DISABLE=1 tells whether it is InfiniBand"),
+    (r"docker\.errors\.DockerException: Error while fetching server API version|Cannot connect to the Docker daemon",
+     "no docker daemon answers at its socket: it does not run on this node, or the container that asks does not see "
+     "/var/run/docker.sock (or has no right to it)",
+     "docker ps in the worker's own environment; start the daemon, mount /var/run/docker.sock, add the user to its "
+     "group, or set DOCKER_HOST"),
+    (r"token_to_kv_pool_allocator memory leak|(?:pool|allocator)\w* memory leak detected",
+     "SGLang's own idle check of its KV cache finds tokens that belong to no request (memory leak detected): a bug of "
+     "the engine or of how this version aborts, retracts or updates requests, and none of the trainer's",
+     "update SGLang to the version that the trainer pins; look for the text in SGLang's issues; without partial "
+     "rollouts (abort) or --disable-radix-cache tells whether it is those"),
+    (r"the launch timed out and was terminated",
+     "a kernel of the GPU ran longer than the driver allows (the launch timed out): the GPU also serves a display, or "
+     "hangs",
+     "nvidia-smi: is a display attached; dmesg | grep -i xid; the same on another GPU tells whether it is this one"),
+    (r"inline_container\.cc.{0,80}unexpected pos|unexpected pos \d+ vs \d+",
+     "a checkpoint (or file) could not be written to its end: the disk or a quota is full, or a network mount failed, "
+     "and what was written is broken",
+     "df -h and quota of the output folder; write to a local disk; keep fewer checkpoints; resume from the last whole "
+     "one"),
+    (r"Failed to connect to GCS within|gcs_rpc_client.{0,80}Check failed",
+     "a node lost the head of the Ray cluster (its GCS) and ended itself: the head's node or process died, or the "
+     "network to it broke",
+     "gcs_server.out and dmesg on the head node at that time (memory, preemption); then ray start anew on every node"),
+    (r"Unhandled mesh failure|MeshFailure\(",
+     "an actor of the mesh (Monarch) failed and nobody handled it: what it raised stands inside the line",
+     "read the innermost error in that line, and the actor's own log"),
+    (r"[Ee]phemeral[- ](?:local )?storage usage exceeds|kubelet.{0,80}[Ee]phemeral",
+     "Kubernetes evicted the pod: it wrote more to its own disk (ephemeral storage: checkpoints, caches, /tmp) than "
+     "its limit",
+     "write checkpoints and HF_HOME to a volume; raise resources.limits.ephemeral-storage; kubectl describe pod"),
+    (r"srun: error: Node failure on|imminent node shutdown",
+     "a node is gone or shut down: hardware, a preemption, or the cluster that drains it; the job was ended from "
+     "outside",
+     "sinfo -R (kubectl get events, kubectl describe node) says why; resume from the last checkpoint"),
+    (r"longer than specified deadline",
+     "the job's time is over (activeDeadlineSeconds of Kubernetes)",
+     "raise activeDeadlineSeconds, or save often enough to go on: resume from the last checkpoint"),
+    (r"\bFailedScheduling\b|\d+/\d+ nodes are available",
+     "the pod waits: no node has free what it asks for (GPUs, memory, a label or taint), as the line says",
+     "kubectl describe nodes | grep -A8 Allocated; ask for fewer GPUs per pod, or wait for what holds them"),
+    (r"\bImagePullBackOff\b|\bErrImagePull\b|Failed to pull image",
+     "the container's image cannot be pulled: its name or tag, the registry's login or rate limit, or a node whose "
+     "disk is full",
+     "kubectl describe pod shows the registry's words; crictl pull IMAGE on the node; df -h there"),
+    (r"Job supervisor actor (?:could not be|failed)",
+     "the Ray job never began: its supervisor could not be placed on the node that it was meant for (the head left, or "
+     "has no free CPU)",
+     "ray status; submit again to the cluster that runs now; entrypoint_num_cpus=0"),
+)  # fmt: skip
+
 #: What services say of a request, which more particular texts go before.
 SERVICES: tuple[tuple[str, str, str], ...] = (
     (r"(?:[Ee]rror code|[Ss]tatus(?: code)?):? 4(?:00|22)\b|\b4(?:00 (?:Client Error|Bad Request)|22 Unprocessable)",

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from replay_core.diagnose.environment_texts import ENVIRONMENT, SERVICES
+from replay_core.diagnose.environment_texts import ENVIRONMENT, LIMITS, SERVICES
 from replay_core.diagnose.misuse_texts import BATCHES, CODE, FIRST, MODELS, SETTINGS
 from replay_core.diagnose.tooling_texts import EMPTY, TOOLING
 from replay_core.regexes import regex
@@ -83,6 +83,11 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Gloo connectFullMesh failed|unable to resolve hostname|gloo.*(?:no address|connect timeout)",
      "gloo cannot connect the hosts: the host name resolves to a loopback or to another network",
      "export GLOO_SOCKET_IFNAME=IFACE on every node; getent hosts $(hostname)"),
+    (r"[Pp]olicy generation refit failed|\brefit failed",
+     "the weight update of the engine failed (the refit of the generation from the trained policy): it would go on "
+     "with old or partly updated weights",
+     "the engine's own log at that time; memory that is shared between processes (CUDA IPC) and the device each sees; "
+     "compare names and shapes: rldbg weights"),
     (r"ncclSystemError|Call to (?:connect|bind|accept|ibv_\w+).*(?:failed|returned)|NET/(?:IB|Socket)|ibv_\w+ failed",
      "NCCL's network or system call failed (interface, InfiniBand): the wrong interface, InfiniBand that is not "
      "usable, a limit of the container (memlock, /dev/shm) or a peer that is gone",
@@ -381,13 +386,6 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Object of type (?:bool_?|u?int\d+|float\d+|ndarray|Tensor|bfloat16) is not JSON serializable",
      "json cannot write a number of NumPy or torch: what was to be saved is lost, the training is not at fault",
      "bool(x), float(x) or x.tolist() before json.dump, or json.dump(..., default=str)"),
-    (r"Too many open files|Errno 24\b|EMFILE|received 0 items of ancdata",
-     "the limit of open file handles is reached: shared tensors by file descriptor, sockets or files not closed",
-     "ulimit -n 65536; torch.multiprocessing.set_sharing_strategy('file_system')"),
-    (r"can't start new thread|Thread creation failed|pthread_create failed|Resource temporarily unavailable|Errno 11\b"
-     r"|BlockingIOError|fork: retry",
-     "the limit of processes or threads is reached (ulimit -u, a container's pids limit)",
-     "ulimit -u; OMP_NUM_THREADS=1; fewer workers and Ray CPUs"),
     (r"Stale file handle|Errno 116\b|Input/output error|Errno 5\b|Read-only file system|Errno 30\b|Transport endpoint",
      "the file system fails (a network mount that went away, a disk)", "dmesg; mount; write elsewhere"),
     (r"Permission ?(?:denied|Error)|Errno 13\b", "no right to read or write the path it names (a cache of another "
@@ -596,6 +594,9 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "
      r"?[Pp]ipe|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",
      "the process at the other end is gone: it died first"),
+    (r"Job entrypoint command failed|^(?:\S+ ){0,4}\w{3,20} failed with exit code [1-9]",
+     "a process of the run (the job's entrypoint, an orchestrator, a trainer) ended with an error code: its own log "
+     "names the cause, or the lines above"),
     (r"(?:[Tt]hread|[Tt]ask|[Ww]orker|[Pp]rocess|[Ww]orkflow|[Cc]oroutine|[Ee]xecutor)s? (?:has |have )?"
      r"(?:encountered|raised|failed with|died (?:of|with)|exited with|stopped by) (?:an? )?(?:unhandled )?"
      r"(?:exception|error)\W{0,3}$",
@@ -607,7 +608,17 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
 _KNOWN: tuple[Failure, ...] = (
     *(
         Failure(regex(pattern), cause, step)
-        for pattern, cause, step in (*FIRST, *ENVIRONMENT, *_DEATHS, *MODELS, *SETTINGS, *BATCHES, *SERVICES, *TOOLING)
+        for pattern, cause, step in (
+            *LIMITS,
+            *FIRST,
+            *ENVIRONMENT,
+            *_DEATHS,
+            *MODELS,
+            *SETTINGS,
+            *BATCHES,
+            *SERVICES,
+            *TOOLING,
+        )
     ),
     *(Failure(regex(pattern), cause, step, follows=True) for pattern, cause, step in _CUT_OFF),
     *(Failure(regex(pattern), cause, _OTHER_FIRST, follows=True) for pattern, cause in _CONSEQUENCES),

@@ -13,6 +13,7 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
+from replay_core.dumps import told_lines
 from replay_core.dumps.log_lines import TrainerLine
 from replay_core.regexes import regex
 
@@ -44,6 +45,13 @@ THROWN_AWAY = (
     r"|identical)[ _-]"
     r"(?:advantages?|variance|std|spread|signal|rewards?))\b)"
 )
+#: A weight update of the engine that did not come to its end.
+UPDATE_FAILED = (
+    r"(?i:failed to update (?:parameter|weights?)\b|update[ _]weights?(?:_\w+)? failed"
+    r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
+    r"|failed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
+    r"|error (?:in|during|while) [\w. ]{0,60}update[d_ ]{1,3}weights?|\brefit failed)"
+)
 #: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     # torch's CUDA allocator, torch's CPU allocator, Ray's memory monitor, the kernel.
@@ -58,8 +66,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "oom_host",
         r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|OOMKilled"
         r"|oom[-_]kill(?:er)?:|oom[-_]kill event|node running low on memory|killed due to memory pressure"
-        r"|^MemoryError\b|Cannot allocate memory"
-        r"|[Oo]ut of memory: Killed process",
+        r"|^MemoryError\b|[Oo]ut of memory: Killed process|crashed after using all available RAM"
+        # What a network card or an engine of transfers cannot register is a limit of locked memory.
+        r"|^(?!.*(?:ibv_|[Rr]egister(?:ed|ing)? memory|[Mm]emory registration|reg_mr|[Rr][Dd][Mm][Aa]|mlx5))"
+        r".*(?:Cannot allocate memory|std::bad_alloc)",
     ),
     # A collective that a rank waited for in vain: torch's watchdog, NCCL's own results.
     (
@@ -123,7 +133,15 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^\s*(?:ERROR|Error|FATAL): .{0,80}(?:did not|failed to|never) (?:become|come up|get|start|launch)\b"
         r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
-        r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w|^In '[^']{1,200}': Could not find '",
+        r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w|^In '[^']{1,200}': Could not find '"
+        r"|^(?!\S*(?:Error|Exception)\b).*(?:[Ff]ailed to register memory|pthread_create failed)"
+        r"|\(raylet\) .{0,600}Too many open files"
+        r"|Failed to connect to GCS within|Unhandled mesh failure|srun: error: Node failure on"
+        # What Kubernetes, Ray and launchers say of a job that is over, or was never begun.
+        r"|\bkubelet\b.{0,80}[Ee]phemeral|[Ee]phemeral[- ](?:local )?storage usage exceeds|imminent node shutdown"
+        r"|longer than specified deadline|\bFailedScheduling\b|\bImagePullBackOff\b|\bErrImagePull\b"
+        r"|Failed to pull image|Job entrypoint command failed|Job supervisor actor (?:could not|failed)"
+        r"|^\w{3,20} failed with exit code [1-9]",
     ),
     (
         "traceback",
@@ -182,12 +200,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|[Tt]okenization mismatch: \d|Cache not flushed because|waitForInput: .{0,200}timed out after \d"
         r"|Input prompt \(\d+ tokens\) is too long|_IncompatibleKeys\(missing_keys=\['"
         r"|^\w*loss is -?0(?:\.0+)?(?: |$)"
-        r"|HTTP/[12]\.\d\"? 5\d\d\b|!{40}|Timeout during (?:comparison|parsing)|newly initialized|`do_sample` is "
+        r"|(?<!GET /health )(?<!GET /health_generate )HTTP/[12]\.\d\"? 5\d\d\b|!{40}"
+        r"|Timeout during (?:comparison|parsing)|newly initialized|`do_sample` is "
         r"set to `False`|NaN or Inf found in input "
         r"tensor|OVERFLOW! (?:Rank|Skipping)"
-        r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
-        r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
-        r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
+        r"|" + UPDATE_FAILED + r"|partially updated"
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
         r"|(?i:" + VERDICT + r")"
@@ -209,10 +226,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("phase", r"\bTimer \w+ (?:start|end)\b"),
     # What a logger marks as an error, and goes on after.
     ("error", r"(?:^|[\s\[|-])(?:ERROR|CRITICAL)[\s\]|:-]"),
-    # What a trainer says of one engine of several that it starts again by itself.
+    # What a trainer says of an engine, or of a worker of several, that it starts again by itself.
     (
         "engine_again",
-        r"(?i)\bengine[ #]?\d{1,4}\b.{0,60}\b(?:restarting|restarted|is back|recovered|replaced|started again)\b",
+        r"(?i)\b(?:engine|worker|server|replica|actor)[ #]?\d{1,4}\b.{0,60}"
+        r"\b(?:restarting|restarted|is back|recovered|replaced|started again)\b"
+        r"|\brecovered [1-9]\d{0,3} .{0,40}\b(?:engine|worker|server)s?\b",
     ),
     # An inference engine's own account of itself, every ten seconds.
     ("engine", r"Avg (?:prompt|generation) throughput: |Decode batch.{0,200}#running-req"),
@@ -242,7 +261,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 LAST_ERROR = "last_error"
 #: And how far it came (`log_progress`); and that an exception was only logged (its line is the event's text).
 PROGRESS, GOES_ON = "progress", "goes_on"
-KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR, PROGRESS, GOES_ON)
+KINDS = (*(kind for kind, _ in _PATTERNS), *told_lines.KINDS, LAST_ERROR, PROGRESS, GOES_ON)
+#: What a line tells of what is trained on goes before every kind that is more general than a death.
+_AFTER_DEATHS = "stalled"
 #: Of these a run dies, and the frames that led there are kept.
 DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "failed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.
@@ -252,7 +273,7 @@ HINT = regex(
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
-    r"|restart|is back|recovered|replaced|started again"
+    r"|restart|is back|[Rr]ecovered|replaced|started again"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: (?:error|fatal)|sbatch: e"
     r"|salloc: e|Non-root FSDP"
     r"|[Ll]oss (?:is|became|=)|lr_scheduler|Exceeded|low on "
@@ -266,9 +287,9 @@ HINT = regex(
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
     r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch"
-    r"|[Oo]ptimi[sz]er|Failed to update|[Uu]pdate[ _]weights?|partially updated"
+    r"|[Oo]ptimi[sz]er|[Ff]ailed to update|[Uu]pdate[ _][Ww]eights?|partially updated|[Rr]efit failed"
     r"|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
-    r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
+    r"|(?:[Ww]eight|[Pp]arameter)s?[ _](?:[Uu]pdate|[Ss]ync|[Tt]ransfer|[Bb]roadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with "
     r"overrides"
@@ -282,6 +303,9 @@ HINT = regex(
     r"|okenization mismatch|Bad grad_norm|Cache not flushed|is too long|Could not find|' succeeded"
     r"|_IncompatibleKeys|exitcode"
     r"|(?i:verdict|not learning|trended|did not (?:learn|improve)|no (?:learning|improvement)|collapse)"
+    r"|register memory|emory registration|pthread_create|Too many open|connect to GCS|mesh failure|ephemeral"
+    r"|node shutdown|specified deadline|FailedScheduling|ImagePull|pull image|entrypoint command|supervisor actor"
+    r"|using all available RAM|bad_alloc"
     r"|^\s*rank\s+: \d|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
 
@@ -369,7 +393,12 @@ _STOPPED, _SHELL_SAYS = 6, regex(r"^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Termi
 @lru_cache(maxsize=256)
 def _kind(text: str) -> str | None:
     """The kind of event that a line is of; None of most. A library says one thing thousands of times over."""
-    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), None)
+    for kind, pattern in _PATTERNS:
+        if kind == _AFTER_DEATHS and (told := told_lines.kind_of(text)) is not None:
+            return told
+        if re.search(pattern, text):
+            return kind
+    return None
 
 
 #: Lines this short come again and again in a console.
@@ -378,7 +407,11 @@ _SHORT = 160
 
 @lru_cache(maxsize=4096)
 def _hints(text: str) -> bool:
-    return HINT.search(text) is not None
+    return _may_tell(text)
+
+
+def _may_tell(text: str) -> bool:
+    return HINT.search(text) is not None or told_lines.may_tell(text)
 
 
 class Event(Struct):
@@ -598,7 +631,7 @@ class Watch:
             return None
         self._code_follows.discard(line.stream)
         is_exception = line.stream in self._inside and not is_indented and self._ends_with(line)
-        if not is_exception and not (_hints if len(line.text) < _SHORT else HINT.search)(line.text):
+        if not is_exception and not (_hints if len(line.text) < _SHORT else _may_tell)(line.text):
             return None
         if _BEGINS in line.text:
             self._inside[line.stream] = line.stream in self._harmless

@@ -67,8 +67,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     beside what reached the top, and Ray's driver names the class. What known texts mean is a table
     (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
     the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
-    follow: that is another start of the run; worth knowing where the run says that it starts that engine again, and its
-    steps go on. A traceback that more metrics follow, or steps of the bar, was caught:
+    follow: that is another start of the run; worth knowing where the run says that it starts that engine (or worker)
+    again, and its steps go on. A traceback that more metrics follow, or steps of the bar, was caught:
     info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
     ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
@@ -85,7 +85,7 @@ def died(log: RunLog) -> Iterator[Finding]:
         if (one.point.line or 0) > last.get(one.point.path, 0) and (one.point.path, one.point.line) not in logged
     ]  # fmt: skip
     # Tasks that are cancelled, and nothing else, are those of a program that closes.
-    if all(_CANCELLED.match(one.text) for one in at_the_end):
+    if all(_CANCELLED.match(one.text) for one in at_the_end) or _closes(at_the_end, log):
         at_the_end = []
     if (again := _again_and_again(told, at_the_end) or _without_progress(told, log)) is not None:
         yield again
@@ -132,7 +132,9 @@ _SOON = 100
 
 
 def _are_engines(fatal: list[Told], log: RunLog) -> bool:
-    """Whether what died were engines that the run itself has started again, and it went on with its next step."""
+    """Whether what died were engines or workers that the run itself has started again, and it went on with its next
+    step.
+    """
     again = [one.point for one in log.events("engine_again")]
     first = min(one.point.line or 0 for one in fatal)
     rewards: Sequence[Point] = max((each.points for each in log.all("reward")), key=len, default=())
@@ -153,14 +155,14 @@ def _are_engines(fatal: list[Told], log: RunLog) -> bool:
 def _restarted(fatal: list[Told], log: RunLog) -> Finding:
     again = log.events("engine_again")
     steps = [_step_before(one.point, log) for one in fatal]
+    what = "an inference engine" if any("engine" in one.text.lower() for one in again) else "a worker process of Ray"
     return info(
-        f"an inference engine died at line {fatal[0].point.line}, was started again, and the run went on: "
-        f"{_words(fatal[0])}",
+        f"{what} died at line {fatal[0].point.line}, was started again, and the run went on: {_words(fatal[0])}",
         replace(fatal[0].point.where(), step=steps[0]),
         shown("line", again[-1].text.splitlines()[0][:200], None, f"line {again[-1].point.line}"),
         shown("lines that tell of its end", len(fatal), "0", "log"),
-        cause="one of several engines ended; its requests were sent to it again, or lost",
-        next_step="the engine's own log at that time; where it happens often, its memory (dmesg | grep -i oom)",
+        cause="one of several engines or workers ended; what it was at work on was sent to it again, or lost",
+        next_step="its own log at that time; where it happens often, its memory (dmesg | grep -i oom)",
         steps=dict.fromkeys(steps),
     )
 
@@ -170,6 +172,23 @@ def _step_before(point: Point, log: RunLog) -> int | None:
     rewards: Sequence[Point] = max((each.points for each in log.all("reward")), key=len, default=())
     before = [each.step for each in rewards if each.path == point.path and (each.line or 0) < (point.line or 0)]
     return before[-1] if before else point.step
+
+
+#: What a launcher says as it ends its own processes behind the last step.
+_ENDS_ITS_OWN = regex(r"^(?:Received|Caught|Got)(?: signal)?:? SIGTERM\b(?!.{0,40}(?:fail|error))")
+#: Lines behind the training's end in which it does.
+_NEAR = 10
+
+
+def _closes(ends: list[Told], log: RunLog) -> bool:
+    """Whether all that is told behind the training's own end is that its processes are asked to end."""
+    over = {one.point.path: one.point.line or 0 for one in log.events("finished")}
+    return bool(ends) and all(
+        one.kind == "killed"
+        and _ENDS_ITS_OWN.search(one.text) is not None
+        and 0 < (one.point.line or 0) - over.get(one.point.path, 1 << 60) <= _NEAR
+        for one in ends
+    )
 
 
 #: How Ray tells that a worker is gone, and does not know why.
@@ -443,10 +462,10 @@ def _dead(
     if (untold or said(one) == "AssertionError") and (code := _last_frame(one)[1]):
         words += f", in `{code[:100]}`"
     hung = hang is not None or _HUNG.search(one.text) is not None
+    how = "was stopped by hand" if by_hand else "hung" if hung else "did not begin" if _not_begun(one) else "died"
     return finding(
         "warning" if by_hand or untold else "error",
-        f"the run {'was stopped by hand' if by_hand else 'hung' if hung else 'died'} at line {one.point.line}, {step}"
-        f"{', and was started again' if went_on else ''}: {words}",
+        f"the run {how} at line {one.point.line}, {step}{', and was started again' if went_on else ''}: {words}",
         one.point.where(),
         shown("line", one.text.splitlines()[0][:200], None, f"line {one.point.line}"),
         *_frame(one),
@@ -459,6 +478,14 @@ def _dead(
         next_step=next_step,
         steps=steps_of([one.point]),
     )
+
+
+_NOT_BEGUN = regex(r"\bFailedScheduling\b|ImagePull|Failed to pull image|Job supervisor actor")
+
+
+def _not_begun(one: Told) -> bool:
+    """Whether its job was never placed on a node: none of it has run."""
+    return one.point.step is None and _NOT_BEGUN.search(one.text) is not None
 
 
 #: Rows of the table that take a name or a type for what it need not be: what the text tells by itself goes before them.

@@ -15,7 +15,7 @@ from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, wa
 from replay_core.diagnose.log_steps import first_broken, scale_falls, steps_of, steps_told
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS, THROWN_AWAY, UNTOLD, VERDICT
+from replay_core.dumps.log_events import DEATHS, THROWN_AWAY, UNTOLD, UPDATE_FAILED, VERDICT
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ class _Notice(Struct, frozen=True):
 
 _TABLE: tuple[_Notice, ...] = (
     _Notice(
-        regex(
-            r"Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
-            r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
-            r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
-        ),
+        regex(UPDATE_FAILED + "|partially updated"),
         "error", "rollout_logprobs",
         "a weight update of the engine failed: from here on it samples with old or partly updated weights",
         "a tensor that is sent does not fit what the engine holds (a shape or slice out of range, a name, the part of "

@@ -57,7 +57,7 @@ FIRST: dict[str, tuple[str, str]] = {
         "ValueError: batch size 100 is not divisible by 8\n" + _ABORT,
         r"divide",
     ),
-    "an abort alone": ("terminate called after throwing an instance of 'std::bad_alloc'\n", r"terminate called"),
+    "an abort alone": ("terminate called after throwing an instance of 'std::runtime_error'\n", r"terminate called"),
     "a column the judge needs (TRL)": (
         '[rank2]:   File "/opt/trl/trainer/grpo_trainer.py", line 799, in _generate_and_score_completions\n'
         "[rank2]:     output_reward_func = reward_func(prompts=prompts, completions=completions, **reward_kwargs)\n"

@@ -1,0 +1,244 @@
+"""What a run says itself of what it trains on: weights, checkpoints, samples, rewards, and how it is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from replay_core.diagnose.finding import SEVERITIES, Evidence, Finding, finding, shown
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import rule
+from replay_core.diagnose.signals import RunLog, Told
+from replay_core.diagnose.told_texts import MEANINGS, Meaning
+from replay_core.documents.diagnosis import Severity
+from replay_core.dumps.told_lines import key_of
+from replay_core.regexes import regex
+
+_SOURCE = "the texts of verl, TRL, prime-rl, OpenRLHF, slime, AReaL, open-instruct, vLLM, SGLang and transformers"
+#: Steps that show it, and their share, before it holds throughout.
+STEPS, HALF = 3, 0.5
+#: Characters of a line that are shown, and other lines of one finding.
+_LONGEST, _OTHERS = 200, 3
+
+
+@rule("L70", "a line says that weights are not those that are meant", link="logprobs", scope="signals",
+      needs=("event:told_weights",), lasts=True, source=_SOURCE)  # fmt: skip
+def of_weights(log: RunLog) -> Iterator[Finding]:
+    """Lines of trainers and engines that say that weights are missing, random, unused, skipped or not sent: a warning;
+    nothing of what is well (a tied head alone, rotary frequencies and scales, heads that another task has). An update
+    that is skipped, or weights that the engine does not know, in half of the steps and 3 and more are an error.
+    """
+    yield from _told("told_weights", log)
+
+
+@rule("L71", "a line says that a checkpoint was not found", link="optimizer", scope="signals",
+      needs=("event:told_resume",), source=_SOURCE)  # fmt: skip
+def of_resume(log: RunLog) -> Iterator[Finding]:
+    """Lines that say that a checkpoint was to be loaded and none was found: a warning, since the run begins anew. Worth
+    knowing where the log's first step is not its first (a checkpoint was found all the same).
+    """
+    begins = [one.points[0].step for one in log.signals() if one.points and one.points[0].step is not None]
+    for one in _told("told_resume", log):
+        later = bool(begins) and not log.is_counted and min(begins) > _LATE
+        yield finding("info", one.claim, one.where, *one.evidence, link=one.link, cause=one.cause,
+                      next_step=one.next_step, steps=one.steps) if later else one  # fmt: skip
+
+
+#: A first step from which on a run has gone on from somewhere.
+_LATE = 100
+
+
+@rule("L72", "a line says that samples are left out, cut or changed", link="tokens", scope="signals",
+      needs=("event:told_samples",), source=_SOURCE)  # fmt: skip
+def of_samples(log: RunLog) -> Iterator[Finding]:
+    """Lines that say that samples are dropped, cancelled, cut, masked whole or tokenised anew: single ones are worth
+    knowing, many are a warning (3 to 20 lines, by what they tell). A data set of which a filter leaves less than half
+    is a warning, less than 9 of 10 worth knowing; so is a step of which less than a fifth is trainable, in 3 lines and
+    more.
+    """
+    yield from _told("told_samples", log)
+    yield from _filtered(log)
+
+
+@rule("L73", "a line says that rewards are none", link="rewards", scope="signals",
+      needs=("event:told_rewards",), source=_SOURCE)  # fmt: skip
+def of_rewards(log: RunLog) -> Iterator[Finding]:
+    """Lines that say that samples get no reward, or 0 because something failed: a warning from 2 or 3 lines on, an
+    error where no function is known for the data in half of the steps and 3 and more.
+    """
+    yield from _told("told_rewards", log)
+
+
+@rule("L74", "a line says that it runs otherwise than it could", link="time", scope="signals",
+      needs=("event:told_running",), source=_SOURCE)  # fmt: skip
+def of_running(log: RunLog) -> Iterator[Finding]:
+    """Lines of what is slower or other than it could be: kernels that fall back to a slow way, and engines that are
+    gone and not started again, are a warning; all others, which healthy runs print too, are worth knowing.
+    """
+    yield from _told("told_running", log)
+
+
+def _told(kind: str, log: RunLog) -> Iterator[Finding]:
+    """One finding for each link: the gravest row of the table, with what else is told there as evidence."""
+    lines: dict[str, list[Told]] = {}
+    for one in log.events(kind):
+        if (key := key_of(one.text)) is not None and key in MEANINGS:
+            lines.setdefault(key, []).append(one)
+    found: dict[str, list[tuple[Severity, str]]] = {}
+    for key, told in lines.items():
+        known = MEANINGS[key]
+        if all(_is_mild(known, one) for one in told):
+            continue
+        found.setdefault(known.link, []).append((_severity(known, key, told, log), key))
+    for link, rows in found.items():
+        (severity, key), *others = sorted(rows, key=lambda each: (SEVERITIES.index(each[0]), -len(lines[each[1]])))
+        known, told = MEANINGS[key], lines[key]
+        first = next((one for one in told if not _is_mild(known, one)), told[0])
+        yield finding(
+            severity,
+            f"{_claim(known, told, log)}{_numbers(key, told)}{_how_often(told, log)}",
+            first.point.where(),
+            shown("line", _words(first), None, f"line {first.point.line}"),
+            shown("lines that say so", len(told), "0", "log"),
+            *_beside([each for _, each in others], lines),
+            link=link,
+            cause=known.cause,
+            next_step=known.next_step,
+            steps=steps_of(one.point for one in told),
+        )
+
+
+def _claim(known: Meaning, told: list[Told], log: RunLog) -> str:
+    if known.over is not None and _is_over(known.over, told[-1], log):
+        return known.claim.partition(":")[0] + ", and was started again"
+    return known.claim
+
+
+def _words(one: Told) -> str:
+    return one.text.splitlines()[0][:_LONGEST]
+
+
+def _beside(keys: Sequence[str], lines: dict[str, list[Told]]) -> Iterator[Evidence]:
+    for key in keys[:_OTHERS]:
+        one = lines[key][0]
+        yield shown("said beside it", f"{MEANINGS[key].claim}: {_words(one)}"[: 2 * _LONGEST], None,
+                    f"line {one.point.line}")  # fmt: skip
+
+
+def _is_mild(known: Meaning, one: Told) -> bool:
+    return known.mild is not None and known.mild.search(one.text) is not None
+
+
+def _severity(known: Meaning, key: str, told: list[Told], log: RunLog) -> Severity:
+    bad = [one for one in told if not _is_mild(known, one)]
+    if not bad or (known.over is not None and _is_over(known.over, bad[-1], log)):
+        return "info"
+    if key == _FEW and _trainable(told) >= _FIFTH:
+        return "info"
+    if known.throughout is not None and _holds(bad, log):
+        return known.throughout
+    return known.severity if len(bad) >= known.fewest else "info"
+
+
+def _is_over(words: re.Pattern[str], last: Told, log: RunLog) -> bool:
+    """Whether the log says behind the last such line that it is over."""
+    return any(
+        (one.point.line or 0) > (last.point.line or 0) and words.search(one.text) is not None
+        for one in log.events("engine_again", "notice", "error", "told_running")
+    )
+
+
+def _steps(log: RunLog) -> int:
+    """Steps that the log tells of."""
+    return max((len(one.points) for name in ("reward", "loss", "pg_loss") for one in log.all(name)), default=0)
+
+
+def _holds(told: list[Told], log: RunLog) -> bool:
+    steps = {one.point.step for one in told}
+    return len(steps) >= STEPS and len(steps) >= HALF * _steps(log)
+
+
+def _how_often(told: list[Told], log: RunLog) -> str:
+    """In how many lines, and since when, in words."""
+    first, last = told[0].point, told[-1].point
+    since = "before the first step" if first.step is None else f"after {_step(first.step, log)}"
+    if len(told) == 1:
+        return f" (line {first.line}, {since})"
+    till = "" if last.step in (None, first.step) else f", the last after {_step(last.step or 0, log)}"
+    return f" ({len(told)} lines, from line {first.line} on, {since}{till})"
+
+
+def _step(step: int, log: RunLog) -> str:
+    # Lines without a number are counted: that count is no step.
+    return f"line {step + 1} of metrics" if log.is_counted else f"step {step}"
+
+
+_FEW, _FIFTH = "samples.few_trainable", 0.2
+_OF = regex(r"(?i)\bonly (\d+)/(\d+)")
+#: What lines count of what they leave out, by their key.
+_COUNTS = {
+    "samples.cancelled": (regex(r"(?i)cancell?ed (\d+)"), "{} of them in all"),
+    "samples.leftover": (regex(r"(\d+) samples are dropped"), "{} samples in all"),
+}
+
+
+def _trainable(told: Sequence[Told]) -> float:
+    """The share that is trainable, over all such lines."""
+    pairs = [(int(m[1]), int(m[2])) for one in told if (m := _OF.search(one.text))]
+    return sum(part for part, _ in pairs) / max(sum(of for _, of in pairs), 1)
+
+
+def _numbers(key: str, told: Sequence[Told]) -> str:
+    """What the lines count, in words; nothing of most."""
+    if key in (_FEW, "samples.images"):
+        return f", {_trainable(told):.2g} of all in these lines"
+    if key in _COUNTS:
+        pattern, words = _COUNTS[key]
+        return ", " + words.format(sum(int(m[1]) for one in told if (m := pattern.search(one.text))))
+    return ""
+
+
+#: How many samples a data set has, before and behind a filter.
+_NUMBER = regex(r"(?i)^\W*((?:\w+ ){0,2})dataset len(?:gth)?: ?(\d+)")
+_BOTH = regex(r"(?i)origin length: ?(\d+), filtered dataset length: ?(\d+)")
+#: What is left of a data set, below which it is worth knowing and a warning.
+FEWER, FEW = 0.9, 0.5
+
+
+def _filtered(log: RunLog) -> Iterator[Finding]:
+    """A data set of which a filter leaves little."""
+    worst: tuple[float, int, int, Told] | None = None
+    before: tuple[int, Told] | None = None
+    for one in log.events("told_samples"):
+        if key_of(one.text) != "samples.number":
+            continue
+        if (both := _BOTH.search(one.text)) is not None:
+            all_, left = int(both[1]), int(both[2])
+        elif (number := _NUMBER.search(one.text)) is None:
+            continue
+        elif "filter" not in number[1].lower():
+            before = int(number[2]), one
+            continue
+        elif before is None:
+            continue
+        else:
+            (all_, _), left, before = before, int(number[2]), None
+        if 0 <= left < all_ and (worst is None or left / all_ < worst[0]):
+            worst = left / all_, all_, left, one
+    if worst is None or worst[0] >= FEWER:
+        return
+    share, all_, left, one = worst
+    yield finding(
+        "warning" if share < FEW else "info",
+        f"a filter leaves {left:,} of the data set's {all_:,} samples ({share:.1%})",
+        one.point.where(),
+        shown("line", _words(one), None, f"line {one.point.line}"),
+        shown("share that is left", share, f">= {FEW:g}", "log"),
+        link="masks",
+        cause="a limit of length that is too small for these prompts (counted with the chat template and images), a "
+        "tokenizer that makes more tokens of them, or rows that fail as they are looked at: what is trained on is a "
+        "small and other part of the data",
+        next_step="raise max_prompt_length (max_length), or look at the lengths of some prompts: print what the filter "
+        "counts",
+        steps=(),
+    )
