@@ -69,7 +69,7 @@ _KEPT = regex(
     r"|(?:trainable|kept)_(?:sample|group|rollout|trace)s?_(?:rate|ratio|frac|fraction))$"
 )
 #: prime-rl's console and its tables of several agents.
-_FLAGS = regex(r"^(?:(?:train|metrics)/(?:\w+/){0,3})?(?:(has_error|Error)|(cancelled|Cancelled))(?:/all)?(?:/mean)?$")
+_FLAGS = regex(r"^(?:(?:\w+/){0,4}(?:(has_error)|(cancelled))(?:/all)?(?:/mean)?|(Error)|(Cancelled))$")
 _FILTERED = regex(
     r"(?i)^(?:[\w]+/){0,2}(?:dynamic_filter/drop_[\w.]+|zero_std/count_[\w.]+|num_zero_variance_filtered"
     r"|(?:num_)?(?:filtered_groups|groups_filtered|zero_(?:std|variance)_groups_dropped))$"
@@ -116,7 +116,7 @@ def counted(raw: str) -> str | None:
     if (found := _tabled(raw)) is not None:
         return found
     if (flag := _FLAGS.match(raw)) is not None:
-        return "lost_share" if flag[1] else "left_share"
+        return "lost_share" if flag[1] or flag[3] else "left_share"
     return None if _EXTREME.search(raw) else _by_words(frozenset(word for word in _BETWEEN.split(raw.lower()) if word))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import median
 
 from msgspec import Struct
 
@@ -136,9 +137,25 @@ def _age(log: RunLog) -> float:
 
 
 def falls(log: RunLog) -> bool:
-    """Whether the reward of training, or of an evaluation, falls by more than chance explains."""
-    series = (log.get("reward"), log.get("held_out"))
-    return any(one is not None and trends.drift(one.finite) < -trends.DRIFT_Z for one in series)
+    """Whether the reward of training, or of an evaluation, falls by more than chance explains, or its last quarter is
+    three quarters of the first one and less and hardly a step of it is as good: what broke once is learnt around, and
+    the reward rises again from there.
+    """
+    return any(one is not None and _falls(one.finite) for one in (log.get("reward"), log.get("held_out")))
+
+
+#: Of its first level, what a reward that is lost has left at most.
+LOST = 0.75
+
+
+def _falls(values: list[float]) -> bool:
+    quarter = len(values) // 4
+    if trends.drift(values) < -trends.DRIFT_Z:
+        return True
+    if quarter < 3:
+        return False
+    first, last = sorted(values[:quarter]), sorted(values[-quarter:])
+    return 0 < LOST * median(first) >= median(last) and last[-1 - quarter // 10] < first[quarter // 10]
 
 
 def _shares(log: RunLog) -> Iterator[_Lost]:
@@ -191,10 +208,11 @@ _RIGHT = regex(r"(?i)(?:_|count_)1(?:\.0*)?$|solved|all_(?:right|correct|good)")
       source="prime-rl: Trainable; SkyRL: async/keep_rate; slime: dynamic_filter; arXiv 2503.14476")  # fmt: skip
 def kept(log: RunLog) -> Finding | None:
     """The logged share of samples or groups that is trained on, over 8 steps and more: its level in the last quarter
-    below .1 a warning, below .25 worth knowing, and so is a fall to half and less, from .4 and more. Worth knowing at
-    most where the reward has come to .8 (of 1) and rose: what is solved has nothing left to teach. Else groups that are
-    thrown away and drawn again, by a count that grows to 8 times its first level and 50 and more, to its most of the
-    run, by more than chance: a warning; worth knowing where what grows is those that are all right.
+    below .1 a warning, below .25 worth knowing, and so is a fall to half and less, from .4 and more, while the reward
+    does not rise. Worth knowing at most where the reward has come to .8 (of 1) and rose: what is solved has nothing
+    left to teach. Else groups that are thrown away and drawn again, by a count that grows to 8 times its first level
+    and 50 and more, to its most of the run, by more than chance: a warning; worth knowing where what grows is those
+    that are all right.
     """
     for series in log.all("kept_share"):
         values = [value / 100 for value in series.finite] if max(series.finite, default=0) > 1.5 else series.finite
@@ -202,7 +220,7 @@ def kept(log: RunLog) -> Finding | None:
             continue
         last = max(3, len(values) // 4)
         begun, now = trends.level(values[:last]), trends.level(values, last)
-        fallen = begun >= BEFORE and now <= 0.5 * begun and trends.drift(values) < -trends.DRIFT_Z
+        fallen = begun >= BEFORE and now <= 0.5 * begun and trends.drift(values) < -trends.DRIFT_Z and not _rises(log)
         if now >= SMALL and not fallen:
             continue
         solved = _is_solved(log)
@@ -225,6 +243,11 @@ def kept(log: RunLog) -> Finding | None:
             return found
     skip_if(not log.has("kept_share"), "no count of groups grows")
     return None
+
+
+def _rises(log: RunLog) -> bool:
+    reward = log.get("reward")
+    return reward is not None and trends.rises(reward.finite)
 
 
 def _is_solved(log: RunLog) -> bool:
