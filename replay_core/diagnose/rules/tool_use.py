@@ -52,7 +52,7 @@ def calls_fail(log: RunLog) -> Finding | None:
 
 
 #: Calls by response before an end of them, and what is left of them then.
-CALLED, LEFT = 0.2, 0.1
+CALLED, LEFT = 0.2, 0.15
 #: How near to the limit turns are, how far from it they were, the share of the steps whose longest is that limit.
 AT_LIMIT, FAR, PINNED = 0.9, 0.7, 0.8
 
@@ -61,7 +61,7 @@ AT_LIMIT, FAR, PINNED = 0.9, 0.7, 0.8
       needs=("tool_calls|turns|turns_at_limit",), explains=("D37",),
       source="TRL: tools/call_frequency; verl: num_turns; NeMo-RL: max_turns_reached_rate")  # fmt: skip
 def turns(log: RunLog) -> Finding | None:
-    """Calls of tools by response that go from .2 and more to a tenth of it and less, by more than chance, in 8 steps
+    """Calls of tools by response that go from .2 and more to .15 of it and less, by more than chance, in 8 steps
     and more; or turns that go to the fewest there are, and the longest are as short. Turns whose mean comes to .9 of
     the longest, which is one number in four of five steps and thus a limit, from below .7 of it; or a share of
     samples at that limit that doubles to .5 and more. Worth knowing: an agent may learn to do without, or to go on. A
@@ -92,7 +92,8 @@ _READ = "read ten responses of the last steps: are there calls that were not par
 
 def _none_called(log: RunLog) -> _Found | None:
     for series in log.all("tool_calls"):
-        values, begun, now = _parts(series)
+        values, begun, _ = _parts(series)
+        now = trends.level(values, min(10, max(3, len(values) // 4)))
         if len(values) < trends.MIN_STEPS or begun < CALLED or now > LEFT * begun:
             continue
         if trends.drift(values) < -trends.DRIFT_Z and max(values[-3:]) <= 2 * LEFT * begun:

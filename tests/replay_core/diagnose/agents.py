@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,6 @@ class Counts:
     dropped: int
     drawn: int
     total: int = PROMPTS * EACH
-    names: dict[str, float] = field(default_factory=dict)
 
 
 def train(world: World, steps: int, seed: int) -> list[Counts]:
@@ -52,7 +52,8 @@ def train(world: World, steps: int, seed: int) -> list[Counts]:
     logits_K = np.full(4, world.begins)
     found = []
     for step in range(1, steps + 1):
-        kept, dropped, tried = [], 0, 0
+        kept: list[tuple[Any, ...]] = []
+        dropped, tried = 0, 0
         while len(kept) < PROMPTS and tried < PROMPTS * world.drawn:
             tried += 1
             kind = int(draw.integers(4))

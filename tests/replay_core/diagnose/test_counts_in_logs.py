@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -105,7 +105,7 @@ def test_samples_left_out_are_a_warning_where_they_are_too_old_or_most(seed: int
     assert told(0.1, 8) == told(0.2, 2) == []
 
 
-def skyrl(run: list[dict[str, float]]) -> str:
+def skyrl(run: Sequence[Mapping[str, float]]) -> str:
     draw = random.Random(3)
     return "".join(
         f"(skyrl_entrypoint pid=8123) 2026-04-02 11:{step:02}:20.112 | INFO     | "
@@ -128,7 +128,7 @@ def skyrl(run: list[dict[str, float]]) -> str:
     ],
 )
 def test_a_count_is_told_beside_the_size_of_its_batch_alone(name: str, claim: str, tmp_path: Path) -> None:
-    counts = [{name: 300} for _ in range(12)]
+    counts = [{name: 300.0} for _ in range(12)]
     assert ours(diagnosed(tmp_path, skyrl(counts))) == []
     found = only(diagnosed(tmp_path, skyrl([one | {"generate/batch_num_seq": 512} for one in counts])), "L80")
     assert found.claim.startswith(claim)
@@ -223,7 +223,10 @@ def test_a_tool_that_is_given_up_is_a_warning_where_the_reward_falls(seed: int, 
     assert ("L83", "warning") in lost
     # A tool that never was of use is given up, and the reward rises.
     useless = ours(
-        diagnosed(tmp_path, tools(train(World(tool=lambda step: 0.1, alone=lambda step: 0.6, rate=1.0), 120, seed)))
+        diagnosed(
+            tmp_path,
+            tools(train(World(tool=lambda step: 0.1, alone=lambda step: 0.6, rate=0.25, begins=1.0), 120, seed)),
+        )
     )
     assert [each for each in useless if each[0] == "L83"] == [("L83", "info")]
 
