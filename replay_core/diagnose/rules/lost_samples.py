@@ -220,14 +220,14 @@ def kept(log: RunLog) -> Finding | None:
             continue
         last = max(3, len(values) // 4)
         begun, now = trends.level(values[:last]), trends.level(values, last)
-        fallen = begun >= BEFORE and now <= 0.5 * begun and trends.drift(values) < -trends.DRIFT_Z and not _rises(log)
-        if now >= SMALL and not fallen:
+        lower = begun >= BEFORE and now <= 0.5 * begun and trends.drift(values) < -trends.DRIFT_Z
+        if now >= SMALL and not (lower and not _rises(log)):
             continue
         solved = _is_solved(log)
         return finding(
             "warning" if now < HARDLY and not solved else "info",
             f"{now:.1%} of what is sampled is trained on: {series.name}"
-            + (f" falls from {begun:.0%} of it" if fallen else " is as low since its beginning"),
+            + (f" falls from {begun:.0%} of it" if lower else " is as low since its beginning"),
             series.ended,
             series.shown(trends.level(series.finite, last), f"> {SMALL:g} of all"),
             shown("share at first", begun),
