@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 
 from msgspec import Struct
 
+from replay_core.diagnose.counted_names import COUNTS, counted
 from replay_core.regexes import regex
 
 
@@ -197,6 +198,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "off_policy_level/all/max prime-rl",
         "Off-Policy Level prime-rl", "off_policy_level/max prime-rl", "async/staleness_max SkyRL",
         "async/staleness_mean SkyRL", "avg_trajectory_age NeMo-RL", "version_diff AReaL",
+        "ppo_actor/version_stats/sample_staleness_theta_avg AReaL",
+        "ppo_actor/update/version_stats/sample_staleness_theta_avg AReaL",
+        "version_stats/sample_staleness_theta_avg AReaL",
         "off_policy_level/mean prime-rl", "off_policy_level/all/mean prime-rl",
     ),
     "pair_kl": ("pair_kl TRL",),
@@ -306,7 +310,9 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"), "prompt_length", ""),
     (regex(r"^prompt_length/max$"), "prompt_length_max", "verl"),
     (regex(r"^prompt_length/min$"), "prompt_length_min", "verl"),
-    (regex(r"^timing_s[/_](?!step$)(?!.*_length$).+"), "phase_seconds", "verl"),
+    (regex(r"^timing_s/agent_loop/num_preempted/mean$"), "preempted", "verl"),
+    (regex(r"^timing_s/agent_loop/tool_calls/mean$"), "tool_seconds", "verl"),
+    (regex(r"^timing_s[/_](?!step$)(?!.*_length$)(?!agent_loop/.*num_preempted).+"), "phase_seconds", "verl"),
     (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
     (regex(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
@@ -579,6 +585,8 @@ _COMPLEMENTS = {
 
 #: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.
 _AVERAGED = regex(r"/(?:avg|mean)$")
+#: Its actors by algorithm, of which each logs the same names.
+_ACTORS = regex(r"^(?:grpo|dapo|gspo|rloo)_actor/")
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
 #: `Val loss`, as a console has it.
 _OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
@@ -610,11 +618,12 @@ MACHINE = frozenset(
     {
         "step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu",
         "preemptions", "kv_usage", "padding_share", "weight_version", "rollout_temperature", "generated_batches",
+        *COUNTS,
     }
 )  # fmt: skip
 SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(
     (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "kv_usage", "padding_share",
-     "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std")
+     "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std", *sorted(COUNTS))
 ))  # fmt: skip
 
 
@@ -691,6 +700,7 @@ def named(raw: str, trl: bool = False) -> Name | None:
     if raw.startswith(("Rewards/", "Logps/", "Logits/")):
         raw = raw[0].lower() + raw[1:]  # a notebook's table capitalises its columns
     raw = raw.removeprefix("metrics.").split("@")[0]  # ROLL says how ranks are put together: actor/pg_loss@sum
+    raw = _ACTORS.sub("ppo_actor/", raw)
     if trl:
         raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it
         if raw == "kl":
@@ -710,6 +720,8 @@ def named(raw: str, trl: bool = False) -> Name | None:
     for prefix in ("train/", "metrics/"):
         if raw.startswith(prefix):
             return named(raw.removeprefix(prefix), trl)
+    if (count := counted(raw)) is not None:
+        return Name(count)
     plain = _home_grown(raw)
     # A column's name may have lost its slashes: critic_score_mean.
     if plain is not None:

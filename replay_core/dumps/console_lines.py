@@ -110,6 +110,12 @@ _LISTED = regex(
 _IN_A_LIST = regex(r"-?\d{1,9}(?:\.\d{0,18})?")
 
 
+#: A count of a count, with its share behind it: `Trainable 340/512 (66.4%)`.
+_COUNTED = regex(r"(?<![\w.])([A-Za-z][\w.-]{0,40})\s{1,4}(\d{1,9})/(\d{1,9}) \((\d{1,3}(?:\.\d{1,6})?)%\)")
+#: Hundredths that a printed share may be off.
+_ROUNDED = 0.51
+
+
 def is_watched(name: str) -> bool:
     """Whether it is one that trainers watch, and no setting of it."""
     return _WATCHED.search(name) is not None and _SETTING.search(name) is None
@@ -125,6 +131,10 @@ def pairs_in(text: str) -> Iterator[tuple[str, float]]:
         for of in _OF_IT.finditer(text):
             yield from ((f"{of[1]}_{name.lower()}", float(said.replace(",", ""))) for name, said in _ITS.findall(of[2]))
         text = _OF_IT.sub(lambda of: of[0][: of.start(2) - of.start() - 1].rstrip("([ "), text)
+    if "%)" in text:
+        for name, part, of, said in _COUNTED.findall(text):
+            if int(of) and abs(100 * int(part) / int(of) - float(said)) <= _ROUNDED:
+                yield name, int(part) / int(of)
     for piece in _BETWEEN.split(text):
         whole = _ALONE.match(piece)
         for name, said in [whole.groups()] if whole else _PAIR.findall(piece):

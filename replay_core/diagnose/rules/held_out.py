@@ -401,11 +401,25 @@ def _by_heart(log: RunLog) -> Finding | None:
       source="rldbg; transformers' trainer_state.json (epoch, max_steps)")  # fmt: skip
 def over_and_over(log: RunLog) -> Finding | None:
     """A loss of demonstrations (nothing is paid, no pairs) that comes to .1 and less, and to a twentieth of its first
-    three values, over 5 epochs and more, where no evaluation is logged: a warning. With one, L20 judges.
+    three values, over 5 epochs and more, where no evaluation is logged: a warning. With one, L20 judges. Worth knowing
+    is a loss that rests within each of 2 epochs and more (within a tenth) and falls by half and more at each of their
+    borders: what is seen again is known by heart, and within an epoch nothing is learnt that helps with the next text.
     """
     train = given(log.get("loss"))
     epochs, values = log.algorithm.number(EPOCHS), train.finite
-    skip_if(any(map(log.has, ("held_out_loss", "held_out", *_PAID))), "it is no run of demonstrations alone")
+    skip_if(any(map(log.has, ("held_out_loss", "held_out", *PAID))), "it is no run of demonstrations alone")
+    if epochs is not None and (borders := _stairs(values, epochs)) is not None:
+        levels = ", ".join(f"{level:.3g}" for level in borders)
+        return info(
+            f"{train.name} falls in stairs, at the borders of epochs alone: {levels}",
+            train.ended,
+            train.shown(borders[-1], f"was {borders[0]:.3g}"),
+            shown("epochs", epochs, "1 to 2"),
+            cause="what is seen a second time is known by heart by then; within an epoch nothing is learnt that helps "
+            "with the next text",
+            next_step="hold out a part of the data (eval_strategy='steps') and look whether its loss falls too; fewer "
+            "epochs, a smaller learning rate, more data",
+        )
     if epochs is None or epochs < OVER_AND_OVER or len(values) < trends.MIN_STEPS:
         raise Skip(f"needs the loss of {trends.MIN_STEPS} steps, and {OVER_AND_OVER} epochs")
     begun, now = trends.level(values[:3]), trends.level(values, 5)
@@ -427,8 +441,31 @@ def over_and_over(log: RunLog) -> Finding | None:
     )
 
 
+#: Lines of an epoch before it has a level; how far they may lie from it; what of it is left in the next epoch.
+OF_EPOCH, RESTS, HALVED = 4, 0.1, 0.5
+
+
+def _stairs(values: list[float], epochs: float) -> list[float] | None:
+    """The level of each epoch, where the loss rests in each and falls by half at their borders."""
+    whole = int(epochs + 1e-6)
+    size = len(values) / epochs
+    if whole < 2 or size < OF_EPOCH:
+        return None
+    levels = []
+    for number in range(whole):
+        # The line at a border may be of either side.
+        part = values[round(number * size) + 1 : round((number + 1) * size) - 1]
+        if len(part) < OF_EPOCH - 2:
+            return None
+        level = trends.level(part, len(part))
+        if level <= 0 or max(abs(value - level) for value in part) > RESTS * level:
+            return None
+        levels.append(level)
+    return levels if all(b <= HALVED * a for a, b in pairwise(levels)) else None
+
+
 #: What is logged where something else than demonstrations teaches.
-_PAID = ("reward", "reward_function", "pair_reward", "pair_logps", "kl", "pg_loss", "entropy", "advantage_max")
+PAID = ("reward", "reward_function", "pair_reward", "pair_logps", "kl", "pg_loss", "entropy", "advantage_max")
 
 
 #: A share of right pairs that a model which tells them apart is above; how little more is no gain.

@@ -15,6 +15,8 @@ from replay_core.diagnose.signals import RunLog, Series
 FEWEST, ALIKE = 12, 5
 #: What the chosen responses may lose of their log ratio for each nat of margin, and how much before it is worth saying.
 PRICE, LOST = 1.25, 2.0
+#: The same where the margin is more than it costs, and all the same much is lost.
+HALF, FAR = 0.5, 5.0
 #: The last steps, their margin (of beta times log ratios) and their loss, where a pair is won beyond doubt.
 TAIL, WON, LEFT = 3, 8.0, 5e-3
 _LOOK = "decode one pair as the model gets it: prompt, chosen, rejected, and the mask of both"
@@ -146,12 +148,12 @@ def pairs(log: RunLog) -> Finding | None:
     """Chosen and rejected responses with one log-probability in every one of 5 steps and more: an error, they are the
     same text. A margin that falls by more than chance explains and is below 0 at the end (12 steps and more): an error,
     the rejected ones are learnt. Chosen responses whose reward falls below -2 while each nat of margin costs them 1.25
-    and more: a warning, both become unlikely. Log-probabilities of exactly 0 in every line: an error, no token is
-    counted. A loss of ln 2 and a margin of 0 in every one of 3 lines (2 with a gradient norm of 0): a warning. Of 2 to
-    11 lines a loss over .713 in all, a margin below 0 in the last and chosen rewards beyond 1 from the first on: a
-    warning. Of 3 to 11 lines a margin below 0 in all, or a chosen reward that falls in each, below -2: worth knowing. A
-    loss below .005 at a margin of 8 and more, in the median of the last 3 steps: a warning, there is nothing left to
-    learn, and the policy has gone far for it.
+    and more: a warning, both become unlikely; worth knowing below -5 at .5 and more. Log-probabilities of exactly 0 in
+    every line: an error, no token is counted. A loss of ln 2 and a margin of 0 in every one of 3 lines (2 with a
+    gradient norm of 0): a warning. Of 2 to 11 lines a loss over .713 in all, a margin below 0 in the last and chosen
+    rewards beyond 1 from the first on: a warning. Of 3 to 11 lines a margin below 0 in all, or a chosen reward that
+    falls in each, below -2: worth knowing. A loss below .005 at a margin of 8 and more, in the median of the last 3
+    steps: a warning, there is nothing left to learn, and the policy has gone far for it.
     """
     likely, unlikely = _of(log, "pair_logps", "chosen"), _of(log, "pair_logps", "rejected")
     if likely is not None and unlikely is not None and len(likely.finite) >= ALIKE and likely.values == unlikely.values:
@@ -192,5 +194,18 @@ def pairs(log: RunLog) -> Finding | None:
             cause="the loss sees the difference alone: the likelihood goes to responses that stand in no pair "
             "(learning rate too high, beta too low, pairs that are nearly alike)",
             next_step="lower the learning rate or raise beta; add an SFT term on the chosen responses (rpo_alpha)",
+        )  # fmt: skip
+    if median(fallen) < -FAR and trends.drift(chosen.finite) < -trends.DRIFT_Z and -median(fallen) > HALF * now > 0:
+        return info(
+            f"chosen responses get less likely as well: their reward falls to {median(fallen):.3g}, for a margin of "
+            f"{now:.3g}",
+            chosen.ended,
+            chosen.shown(median(fallen), f"> {-FAR:g}"), shown("margin", now),
+            rejected.shown(rejected.last.value),
+            *([] if likely is None else [likely.shown(likely.last.value, f"was {likely.values[0]:.4g}")]),
+            cause="the loss sees the difference alone: pairs are told apart by making both less likely, the rejected "
+            "ones more",
+            next_step="look at what the policy writes; lower the learning rate, fewer epochs, or an SFT term on the "
+            "chosen responses (rpo_alpha)",
         )  # fmt: skip
     return None
