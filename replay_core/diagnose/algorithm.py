@@ -284,12 +284,15 @@ class Algorithm:
 
     @property
     def updates(self) -> float:
-        """Optimizer steps of a batch: epochs times mini-batches, 1 where neither is stated."""
+        """Optimizer steps of a batch: epochs times mini-batches (verl states their size), 1 where neither is stated."""
         epochs = self.number(
             "ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "max_epochs", "mu"
         )
         minis = self.number("mini_batches", "num_mini_batches", "n_minibatch", "ppo_n_minibatches", "num_minibatches",
                             "ppo_mini_batches", "num_ppo_mini_batches")  # fmt: skip
+        whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
+        if minis is None and whole and part and whole % part == 0:
+            minis = whole / part
         return (epochs or 1.0) * (minis or 1.0)
 
     @property

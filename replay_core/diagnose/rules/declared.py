@@ -19,6 +19,7 @@ from replay_core.diagnose.finding import Finding, Where, finding, listed, share,
 from replay_core.diagnose.printed import half_a_digit
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
+from replay_core.diagnose.sheets import marked
 
 #: By how much a rate may be off (a display's digits), steps that tell, and responses that were cut before it is a
 #: limit.
@@ -39,9 +40,10 @@ def otherwise(case: Case) -> Iterator[Finding]:
     """Numbers that a run states, beside the same as recorded, over 3 steps and more: a warning where every group of
     every step has one other number of answers than is stated (one rank's records, or more answers than stated); where
     responses of one turn are longer than their limit, or 8 and more are cut off at one length that is below it; where
-    each step has another number of epochs or mini-batches than is stated, as its records count them; and where the
-    logged learning rate rises over the stated one by a fiftieth, or rests at another one (worth knowing where they are
-    less than 1.25 times apart).
+    each step has another number of epochs or mini-batches than is stated, as its records count them (epochs over the
+    steps in a row that hold the same rows, mini-batches where each step has the same ones); and where the logged
+    learning rate rises over the stated one by a fiftieth, or rests at another one (worth knowing where they are less
+    than 1.25 times apart).
     """
     looked = [False]
     yield from _groups(case, looked)
@@ -205,8 +207,14 @@ def _passes(case: Case, looked: list[bool]) -> Iterator[Finding]:
     for which, names, what in ((0, _EPOCHS, "epochs"), (1, _PARTS, "mini-batches")):
         stated = case.algorithm.number(*names)
         # The last step may be cut off.
-        told = {step: len(each[which]) for step, each in per_step.items() if each[which] and step != last}
-        if not stated or len(told) < STEPS:
+        numbers = {step: each[which] for step, each in per_step.items() if each[which] and step != last}
+        if not stated or len(numbers) < STEPS:
+            continue
+        told = {step: len(each) for step, each in numbers.items()}
+        if len({frozenset(each) for each in numbers.values()}) > 1:
+            # Optimizer steps may be counted as steps: what a batch has is then over the steps that hold its rows.
+            told = _by_batch(case, numbers, last) if which == 0 else {}
+        if len(told) < STEPS:
             continue
         looked[0] = True
         if len(set(told.values())) != 1 or next(iter(told.values())) == stated:
@@ -223,6 +231,26 @@ def _passes(case: Case, looked: list[bool]) -> Iterator[Finding]:
             next_step="count the optimizer steps of one batch",
             steps=sorted(told),
         )
+
+
+def _by_batch(case: Case, numbers: dict[int, set[int]], last: int) -> dict[int, int]:
+    """How many of these numbers each batch has, by its first step: steps in a row that hold the same rows are of one
+    batch. Without the batch that the last step is of, which may be cut off.
+    """
+    first: dict[int, int] = {}
+    before: tuple[int, set[bytes]] | None = None
+    for batch in case.batches():
+        if batch.step is None or batch.step in first or not batch.spine.has_tokens:
+            continue
+        rows = set(marked(batch.spine, []))
+        goes_on = before is not None and batch.step == before[0] + 1 and rows == before[1]
+        first[batch.step] = first[batch.step - 1] if goes_on else batch.step
+        before = batch.step, rows
+    each: dict[int, set[int]] = {}
+    for step, found in numbers.items():
+        if step in first and first[step] != first.get(last):
+            each.setdefault(first[step], set()).update(found)
+    return {step: len(found) for step, found in each.items()}
 
 
 def _rate(case: Case, looked: list[bool]) -> Iterator[Finding]:
