@@ -341,7 +341,7 @@ def measures_groups(algorithm: Algorithm) -> bool:
 
 def is_truncated(algorithm: Algorithm) -> bool | None:
     """Whether the engine samples from a part of the distribution (top-p, top-k, min-p); None: nothing is stated."""
-    p, k, least = algorithm.number("top_p"), algorithm.number("top_k"), algorithm.number("min_p")
+    p, k, least = (algorithm.number(name, f"rollout_{name}") for name in ("top_p", "top_k", "min_p"))
     if p is None and k is None and least is None:
         return None
     return (p is not None and 0 < p < 1) or (k is not None and k > 0) or bool(least)
