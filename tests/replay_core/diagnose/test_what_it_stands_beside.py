@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import look, of
@@ -144,9 +145,10 @@ def test_an_engine_that_lacks_a_part_of_what_its_version_promises(engine: str, s
             # A part that moves by little: what is stale of it is less than any limit on one step's mismatch.
             holds.near = policy.near + 0.2 * (holds.near - policy.near) if engine == "a part" else holds.near
             ids_BS, rollout_BT = holds.sampled(draw)
-            versions = {"weight_version": np.full(ROWS, version), "trainer_version": step} if said == "version" else {}
+            promise = {"weight_version": np.full(ROWS, version), "trainer_version": step}
             with recorder.step(step) as record:
-                record("trajectory", _rows(ids_BS), rollout_log_probs=rollout_BT, **versions)
+                record("trajectory", _rows(ids_BS) | (promise if said == "version" else {}),
+                       rollout_log_probs=rollout_BT)  # fmt: skip
                 record("old_log_probs", _rows(ids_BS), old_log_probs=policy.of(ids_BS))
     found = of(look(tmp_path / "d", "D09"), "D09")
     if engine == "a part" and said != "nothing":
@@ -266,3 +268,31 @@ def test_rows_of_a_later_mini_batch_are_no_replica(refreshed: bool, tmp_path: Pa
     assert (found is not None) == refreshed
     assert found is None or "in the rows of a later mini-batch" in found.claim
     assert (of(look(tmp_path / "d", "D60"), "D60") is not None) == refreshed
+
+
+@pytest.mark.parametrize("how", ["lost", "loaded", "meant"])
+def test_an_optimizer_that_begins_anew_is_told_by_its_counters(how: str, tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3)
+    with Recorder(tmp_path / "d", flags={"reset_optimizer": True} if how == "meant" else {}) as recorder:
+        for step in range(6):
+            if step == 3:
+                kept = optimizer.state_dict()
+                optimizer = torch.optim.AdamW([weight], lr=1e-3)
+                if how == "loaded":
+                    optimizer.load_state_dict(kept)
+            for _ in range(2):
+                optimizer.zero_grad()
+                (weight**2).sum().backward()
+                optimizer.step()
+            with recorder.step(step) as record:
+                record(
+                    "optimizer", {f"weight.{name}": value.clone() for name, value in optimizer.state[weight].items()}
+                )
+    found = of(look(tmp_path / "d", "D161"), "D161")
+    if how == "loaded":
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.severity, list(found.steps)) == ("info" if how == "meant" else "warning", [3])
+        assert "from 6 back to 2" in found.claim
