@@ -284,12 +284,15 @@ class Algorithm:
 
     @property
     def updates(self) -> float:
-        """Optimizer steps of a batch: epochs times mini-batches, 1 where neither is stated."""
+        """Optimizer steps of a batch: epochs times mini-batches (verl states their size), 1 where neither is stated."""
         epochs = self.number(
             "ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "max_epochs", "mu"
         )
         minis = self.number("mini_batches", "num_mini_batches", "n_minibatch", "ppo_n_minibatches", "num_minibatches",
                             "ppo_mini_batches", "num_ppo_mini_batches")  # fmt: skip
+        whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
+        if minis is None and whole and part and whole % part == 0:
+            minis = whole / part
         return (epochs or 1.0) * (minis or 1.0)
 
     @property
@@ -316,7 +319,12 @@ def is_by_token(algorithm: Algorithm) -> bool:
 
 def is_synchronous(algorithm: Algorithm) -> bool:
     """Whether the run states that its samples are of the weights that train on them, and nothing that weighs."""
-    return algorithm.number(*_LAGS) == 0 and not algorithm.is_off_policy
+    return states_no_lag(algorithm) and not algorithm.is_off_policy
+
+
+def states_no_lag(algorithm: Algorithm) -> bool:
+    """Whether the run states that its samples are of the weights that train on them, weighed or not."""
+    return algorithm.number(*_LAGS) == 0
 
 
 def divides_by_length(algorithm: Algorithm) -> bool:
@@ -338,7 +346,7 @@ def measures_groups(algorithm: Algorithm) -> bool:
 
 def is_truncated(algorithm: Algorithm) -> bool | None:
     """Whether the engine samples from a part of the distribution (top-p, top-k, min-p); None: nothing is stated."""
-    p, k, least = algorithm.number("top_p"), algorithm.number("top_k"), algorithm.number("min_p")
+    p, k, least = (algorithm.number(name, f"rollout_{name}") for name in ("top_p", "top_k", "min_p"))
     if p is None and k is None and least is None:
         return None
     return (p is not None and 0 < p < 1) or (k is not None and k > 0) or bool(least)

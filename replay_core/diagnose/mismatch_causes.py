@@ -387,7 +387,7 @@ def _block_of_rows(between: Gap) -> MismatchCause | None:
     part = min(int(inside_B.sum()), len(each_B) - int(inside_B.sum()))
     if len(each_B) % part or off[0] % part:
         return None
-    if _are_of_a_minibatch(between, inside_B):
+    if _are_of_a_minibatch(between, inside_B, heard_B):
         return MismatchCause(
             f"all of it in the rows of a later mini-batch ({off[0]} to {off[-1]}), the other {int(others_B.sum())} "
             "agree: the trainer's numbers are taken after an update",
@@ -412,13 +412,15 @@ def _block_of_rows(between: Gap) -> MismatchCause | None:
     )
 
 
-def _are_of_a_minibatch(between: Gap, inside_B: Array) -> bool:
-    """Whether these rows are those of the mini-batches (or epochs) behind the first, as the trainer's record says."""
+def _are_of_a_minibatch(between: Gap, inside_B: Array, heard_B: Array) -> bool:
+    """Whether these rows are those of the mini-batches (or epochs) behind the first, as the trainer's record says, of
+    all that both sides are known of: the engine's numbers may stand beside a batch's first epoch alone.
+    """
     keys = between.batch.laid.keys_of(between.trainer.name)
     if any(key is None for key in keys):
         return False
     later_B = np.array([bool(key is not None and (key.minibatch or key.epoch)) for key in keys])
-    return bool(later_B.any()) and bool((later_B == inside_B).all())
+    return bool((later_B & heard_B).any()) and bool((later_B == inside_B)[heard_B].all())
 
 
 def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:

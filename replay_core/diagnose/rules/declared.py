@@ -19,6 +19,7 @@ from replay_core.diagnose.finding import Finding, Where, finding, listed, share,
 from replay_core.diagnose.printed import half_a_digit
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
+from replay_core.diagnose.sheets import marked
 
 #: By how much a rate may be off (a display's digits), steps that tell, and responses that were cut before it is a
 #: limit.
@@ -39,8 +40,9 @@ def otherwise(case: Case) -> Iterator[Finding]:
     """Numbers that a run states, beside the same as recorded, over 3 steps and more: a warning where every group of
     every step has one other number of answers than is stated (one rank's records, or more answers than stated); where
     responses of one turn are longer than their limit, or 8 and more are cut off at one length that is below it; where
-    each step has another number of epochs or mini-batches than is stated, as its records count them, or most steps have
-    more mini-batches and not all of them as many; and where the logged learning rate rises over the stated one by a
+    each step has another number of epochs or mini-batches than is stated, as its records count them (epochs over the
+    steps in a row that hold the same rows, mini-batches where each step has the same ones), or most steps have more
+    mini-batches and not all of them as many; and where the logged learning rate rises over the stated one by a
     fiftieth, or rests at another one (worth knowing where they are less than 1.25 times apart).
     """
     looked = [False]
@@ -205,12 +207,19 @@ def _passes(case: Case, looked: list[bool]) -> Iterator[Finding]:
     for which, names, what in ((0, _EPOCHS, "epochs"), (1, _PARTS, "mini-batches")):
         stated = case.algorithm.number(*names)
         # The last step may be cut off.
-        told = {step: len(each[which]) for step, each in per_step.items() if each[which] and step != last}
-        if not stated or len(told) < STEPS:
+        numbers = {step: each[which] for step, each in per_step.items() if each[which] and step != last}
+        if not stated or len(numbers) < STEPS:
+            continue
+        told = {step: len(each) for step, each in numbers.items()}
+        if which == 1 and (uneven := _uneven(told, stated)) is not None:
+            looked[0] = True
+            yield uneven
+        if len({frozenset(each) for each in numbers.values()}) > 1:
+            # Optimizer steps may be counted as steps: what a batch has is then over the steps that hold its rows.
+            told = _by_batch(case, numbers, last) if which == 0 else {}
+        if len(told) < STEPS:
             continue
         looked[0] = True
-        if what == "mini-batches" and (uneven := _uneven(told, stated)) is not None:
-            yield uneven
         if len(set(told.values())) != 1 or next(iter(told.values())) == stated:
             continue
         count = next(iter(told.values()))
@@ -245,6 +254,26 @@ def _uneven(told: dict[int, int], stated: float) -> Finding | None:
         next_step="cut each batch into the stated number of parts, or state the rows of a mini-batch by trajectories",
         steps=sorted(step for step, count in told.items() if count > stated),
     )  # fmt: skip
+
+
+def _by_batch(case: Case, numbers: dict[int, set[int]], last: int) -> dict[int, int]:
+    """How many of these numbers each batch has, by its first step: steps in a row that hold the same rows are of one
+    batch. Without the batch that the last step is of, which may be cut off.
+    """
+    first: dict[int, int] = {}
+    before: tuple[int, set[bytes]] | None = None
+    for batch in case.batches():
+        if batch.step is None or batch.step in first or not batch.spine.has_tokens:
+            continue
+        rows = set(marked(batch.spine, []))
+        goes_on = before is not None and batch.step == before[0] + 1 and rows == before[1]
+        first[batch.step] = first[batch.step - 1] if goes_on else batch.step
+        before = batch.step, rows
+    each: dict[int, set[int]] = {}
+    for step, found in numbers.items():
+        if step in first and first[step] != first.get(last):
+            each.setdefault(first[step], set()).update(found)
+    return {step: len(found) for step, found in each.items()}
 
 
 def _rate(case: Case, looked: list[bool]) -> Iterator[Finding]:

@@ -73,7 +73,11 @@ def drawn_from_another(case: Case) -> Finding | None:
     apart: list[np.ndarray] = []
     levels: list[float] = []
     where = None
+    # Samples that do not join with what the engine recorded of their step are not what it sampled (D27).
+    sampled = {batch.step for batch in case.batches() if batch.has("rollout_logprobs")}
     for batch in case.batches():
+        if batch.step in sampled and not batch.has("rollout_logprobs"):
+            continue
         policy, old, entropy = (batch.columns.of(name) for name in ("policy_logprobs", "old_logprobs", "entropy"))
         said = policy or old
         if said is None or entropy is None or batch.response_N is None:

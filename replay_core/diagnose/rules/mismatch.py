@@ -10,22 +10,24 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 import numpy as np
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import is_synchronous
+from replay_core.diagnose.algorithm import is_synchronous, states_no_lag
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.by_context import ByContext
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest, synced_every
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, old_is_odd, worst_of
 from replay_core.diagnose.falling_apart import falls_apart
-from replay_core.diagnose.finding import Evidence, Finding, finding, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, finding, shown, warning
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.leaps import leap_in
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, Repeated, cause_of
+from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
@@ -69,7 +71,8 @@ def disagree(case: Case) -> Iterator[Finding]:
 
     Info, too, over the steps of a run whose first has none of it, and where it does not grow any more: it is what
     weights some updates old make, as every asynchronous run has it (half a nat at the most); a warning of a run that
-    states samples no updates old. More of it, where the
+    states samples no updates old, and of any where weight versions, or the run, say that they are none, and each later
+    step has 10 times the first one's, which is rounding (.001), and .005 in most. More of it, where the
     first step has none, is a warning: whether they are as old on purpose is D12's. So is what lies on the first k
     tokens of responses alone, each of these places (2 and more) 3 times as far apart as each behind them. So is half a
     nat and less of a dump that begins after the second step, unless the differences show that one forward is wrong.
@@ -79,7 +82,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     off: list[int] = []
     whys: list[str] = []
     growth, misplaced, partway, repeated, places = Growth(), Misplaced(), Partway(), Repeated(), ByContext()
-    since = SinceToken()
+    since, promised = SinceToken(), _Promised()
     weak: set[str] = set()
     open_: set[str] = set()
     for batch in case.batches():
@@ -91,6 +94,7 @@ def disagree(case: Case) -> Iterator[Finding]:
         means.append(between.mean)
         growth.take(batch, between)
         since.take(between)
+        promised.take(batch, between)
         if between.mean > DISAGREE:
             off += [] if batch.step is None else [batch.step]
             misplaced.take(batch, between)
@@ -166,7 +170,70 @@ def disagree(case: Case) -> Iterator[Finding]:
         every = [_because(one, *_OF_PRECISION) if one in uncaused else one for one in every]
     elif begins_with and not fresh and len(means) >= 3 and max(means) < 2 * min(means):
         every = [_because(one, *_OF_THE_START) if one in uncaused else one for one in every]
+    if not any(one.severity != "info" for one in every) and (unsent := promised.told(case)) is not None:
+        every = [unsent]
     yield from (weighed(one, len(means), varies=False) for one in every)
+
+
+#: What two forwards of one set of weights come to in the first step at most, how many times that each later step comes
+#: to, and what most of them come to: half precision of the engine is there from the first step on.
+ROUNDED, TIMES, PARTED = 1e-3, 10.0, 0.005
+
+
+class _Promised(Struct):
+    """Steps with their mismatch, and whether versions say that the samples are of the newest weights."""
+
+    steps: list[tuple[int | None, float, Where, str | None]] = field(default_factory=list)
+    ages: list[float | None] = field(default_factory=list)
+    are_counted: list[bool] = field(default_factory=list)
+    is_plain: bool = True
+
+    def take(self, batch: StepBatch, between: Gap) -> None:
+        place = batch.laid.where(between.trainer.name, at=worst_of(between))
+        self.steps.append((batch.step, between.mean, place, batch.laid.mismatch_command()))
+        known, own = versions(batch), batch.columns.scalars("trainer_version")
+        now = own[0].value if own else batch.step
+        has_all = known is not None and now is not None and bool(np.isfinite(known[0]).all())
+        # By the oldest of each batch: what is said of it is said of all of it.
+        self.ages.append(float(now or 0) - float(known[0].min()) if known is not None and has_all else None)
+        self.are_counted.append(bool(own))
+        # Later passes are of a policy that has moved.
+        is_old = between.trainer.name == "old_logprobs"
+        self.is_plain = self.is_plain and (is_old or bool(before_any_update_N(batch)[between.both_N].all()))
+
+    def says(self, case: Case) -> str:
+        """What says that samples are of the newest weights; empty where nothing does, or something says otherwise."""
+        ages = [age for age in self.ages if age is not None]
+        if len(ages) == len(self.steps) and len(set(ages)) == 1 and (ages[0] == 0 or not any(self.are_counted)):
+            return "its weight versions are those of the trainer in every step"
+        return (
+            "the run states that samples are of the newest weights"
+            if not ages and states_no_lag(case.algorithm)
+            else ""
+        )
+
+    def told(self, case: Case) -> Finding | None:
+        """Both agree in the first step, to rounding, and in none behind it."""
+        means = [mean for _, mean, *_ in self.steps]
+        if not case.begins or len(means) < 4 or not self.is_plain or means[0] > ROUNDED:
+            return None
+        later = means[1:]
+        if min(later) < TIMES * means[0] or median(later) < PARTED or not (says := self.says(case)):
+            return None
+        _, most, place, command = max(self.steps, key=lambda one: one[1])
+        return warning(
+            f"engine and trainer disagree by {most:.3g} {_PER_TOKEN} after the first step, which has none, although "
+            f"{says}: the engine does not hold all of the trainer's weights",
+            place,
+            shown("mean |trainer - rollout|, largest of a step", most, f"as in the first: {means[0]:.2g} nats"),
+            shown("by step", ", ".join(f"{mean:.2g}" for mean in means[:12])),
+            cause="a part of the weights does not reach the engine (names that do not match, some layers, an adapter), "
+            "or not all updates do, while its version is counted on; or they are changed on their way (rounded, "
+            "merged at another scale). Not another prompt, template, temperature or precision, which the first step "
+            "would show as well, and no older samples. rldbg weights of what both sides hold names the parameters",
+            next_step=command,
+            steps=[step for step, *_ in self.steps[1:] if step is not None],
+        )
 
 
 #: How a claim ends that knows no cause.

@@ -603,10 +603,16 @@ def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
     twins: dict[object, list[int]] = {}
     for sample, key in enumerate(marked(batch.spine, names) if names and batch.spine.has_tokens else ()):
         twins.setdefault(key, []).append(sample)
+    # Equal answers to one prompt are no passes: those have numbers, or each sample stands in as many.
+    epochs = [None if key is None else key.epoch for key in batch.laid.keys_of(policy.name)]
+    if len(set(epochs)) < 2 and math.gcd(*map(len, twins.values())) < 2:
+        return None
     both_N = batch.pair(policy, old)
     own = other = 0
     at = None
     for samples in (each for each in twins.values() if len(each) > 1):
+        if len(set(epochs)) > 1 and epochs[samples[0]] == epochs[samples[-1]]:
+            continue
         first, last = batch.flat.spans[samples[0]], batch.flat.spans[samples[-1]]
         if first.stop - first.start != last.stop - last.start:
             continue

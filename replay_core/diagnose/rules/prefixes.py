@@ -21,6 +21,7 @@ from replay_core.diagnose.finding import Finding, Where, error, finding, shown, 
 from replay_core.diagnose.passes import keys_of
 from replay_core.diagnose.places import places_of, prompt_places_of
 from replay_core.diagnose.rule import Skip, rule, skip_if
+from replay_core.diagnose.rules.right_answers import lost_grades
 
 #: Tokens of a response that are followed, and places that are remembered.
 FOLLOWED, MOST = 24, 200_000
@@ -317,7 +318,8 @@ def same_answers(case: Case) -> Finding | None:
     number below 0 is left out and equal answers then agree, on several rewards, it stands for a judge that failed.
     Where the step's
     lowest reward stands in at most half of the equal answers, and all others of them have one, a verifier may have
-    failed on some rows. A judge wavers so, or fails at times, beside a
+    failed on some rows; it has where it is known which answers are right, and of 16 wrong ones and more none has more
+    than the lowest reward. A judge wavers so, or fails at times, beside a
     policy that has converged onto one answer.
     """
     within, count, agreed = 0.0, 0, 0
@@ -377,6 +379,21 @@ def same_answers(case: Case) -> Finding | None:
             "trained on as the lowest reward: right answers are punished at random",
             next_step=f"count the samples with {sentinel:g} in the judge's log; score them again, or leave them out of "
             "the group and of the loss",
+            steps=steps,
+        )
+    if count >= PAIRS and share >= SHARED and (grades := lost_grades(case)) is not None:
+        return warning(
+            f"right answers are scored {grades.low:g} at random: equal answers to one prompt get different rewards, "
+            f"{grades.unpaid} of {grades.right} right ones have {grades.low:g}, and no wrong one has more",
+            where,
+            shown("variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"),
+            shown("pairs of equal answers", count),
+            shown(f"right answers with {grades.low:g}", grades.unpaid, "0"),
+            shown(f"wrong answers with more than {grades.low:g}", 0, f"of {grades.wrong}"),
+            cause="the verifier fails on some rows (a time-out under load, an exception, a judge that wavers) and what "
+            "it could not grade is taken for wrong. Rewards of other samples would pay wrong answers, too",
+            next_step="count the time-outs and exceptions of the verifier; grade these rows again, or leave them out "
+            "of the group and of the loss",
             steps=steps,
         )
     if count >= PAIRS and share >= SHARED:

@@ -10,6 +10,7 @@ from itertools import groupby, pairwise, takewhile
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
@@ -303,10 +304,6 @@ def one_response(batch: StepBatch) -> Finding | None:
     """Groups of two and more responses that are token for token the same, in 9 of 10 groups (4 and more), while
     responses differ between groups and are improbable (mean log-probability of a response below -1): an error. A policy
     that is sure of its answer writes it again and again.
-
-    An error, too, where every response of 9 of 10 groups (4 and more, not of one response) stands in it twice or more,
-    each equally often, and the chance of that is under e^-20 by the responses' own probabilities. Groups of the
-    stated size were drawn so, groups of so many times that size hold copies.
     """
     # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
     if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
@@ -319,7 +316,7 @@ def one_response(batch: StepBatch) -> Finding | None:
     if len(several) < GROUPS or len(set(texts)) < 2:
         return None
     if len(same) < 0.9 * len(several):
-        return _drawn_twice(batch, several, texts, said, response_N)
+        return None  # what stands in a group twice is told of all steps together
     mean = float(np.mean(batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))))
     skip_if(not mean < IMPROBABLE, "responses are so probable that drawing them twice is no wonder")
     return error(
@@ -344,7 +341,14 @@ def one_response_by_text(case: Case) -> Finding | None:
     """Of samples without log-probabilities: groups (or prompts) of 3 responses and more that are one, in 9 of 10 groups
     (12 and more, over 3 steps), while groups differ, and a quarter of them earn less than the best of the run: a
     warning. A policy that is sure of its right answers writes them again and again, and teaches nothing either.
+
+    An error, with log-probabilities, where every response of 9 of 10 groups of a step (of those with several) stands in
+    it twice or more, each equally often, in half of the steps or in any one of 4 groups and more, and the chance of
+    that is under e^-20 by the responses' own probabilities, in 4 groups and more. Groups of the stated size were drawn
+    so, groups of so many times that size hold copies.
     """
+    if (copies := _copies(case)) is not None:
+        return copies
     same = known = outdone = 0
     found: set[bytes] = set()
     steps: list[int | None] = []
@@ -395,10 +399,45 @@ def _is_sampled(sheet: Sheet) -> bool:
     return all(key.stage == "trajectory" or (key.stage == "batch_inputs" and whole) for key in keys)
 
 
-def _drawn_twice(
-    batch: StepBatch, several: list[list[int]], texts: list[bytes], said: Column, response_N: Array
-) -> Finding | None:
+class _Copies(Struct, frozen=True):
+    """A step in whose groups every response stands several times."""
+
+    batch: StepBatch
+    times: int
+    members: list[int]
+    groups: int
+    several: int
+    chance: float
+    source: str
+
+
+def _copies(case: Case) -> Finding | None:
     """Groups in which every response stands k times: what ranks draw with one seed."""
+    looked = 0
+    found: list[_Copies] = []
+    for each in case.batches():
+        if not all(each.has(name) for name in ("group", "tokens", "response")):
+            continue
+        # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
+        passes = any(key is not None and key.epoch for key in each.laid.keys_of("input_ids"))
+        batch = each.once if passes else each
+        said, texts = batch.columns.of("rollout_logprobs") or batch.trainer, answers_of(batch)
+        if said is None or texts is None:
+            continue
+        # A group of one response tells nothing of copies.
+        several = [members for members in members_of(batch) if len({texts[sample] for sample in members}) > 1]
+        looked += bool(several)
+        if (one := _drawn_twice(batch, several, texts, said)) is not None:
+            found.append(one)
+    sure = [one for one in found if one.groups >= GROUPS and one.chance <= CHANCE]
+    told = found if 2 * len(found) >= looked else sure
+    if sum(one.groups for one in told) < GROUPS or sum(one.chance for one in told) > CHANCE:
+        return None
+    return _of_copies(max(told, key=lambda one: one.groups), told)
+
+
+def _drawn_twice(batch: StepBatch, several: list[list[int]], texts: list[bytes], said: Column) -> _Copies | None:
+    response_N = given(batch.response_N)
     # A trainer's rows may be those of several epochs: what was sampled must stand as often.
     if not any(_is_sampled(sheet) and len(sheet) == len(batch) for sheet, _ in batch.columns.sheets):
         return None
@@ -407,13 +446,13 @@ def _drawn_twice(
     for members in several:
         each = Counter(texts[sample] for sample in members)
         times = math.gcd(*each.values())
-        if times < 2 or len(each) < 2:
+        if times < 2:
             continue
         doubled.append((times, members))
         of_text = {texts[sample]: float(sums_B[sample]) for sample in members}
         # Each of the others draws this text with its probability.
         chance += sum(min(0.0, math.log(len(members)) + logp) for logp in of_text.values())
-    if len(doubled) < max(GROUPS, 0.9 * len(several)) or chance > CHANCE:
+    if not doubled or len(doubled) < 0.9 * len(several):
         return None
     of_rank: dict[int | None, list[bytes]] = {}
     for sample, key in enumerate(batch.laid.keys_of("input_ids")):
@@ -421,12 +460,17 @@ def _drawn_twice(
     copies = Counter(tuple(sorted(held)) for held in of_rank.values())
     if len(of_rank) > 1 and min(copies.values()) > 1:
         return None  # ranks that hold the same samples are D65's: those of a tensor-parallel group do on purpose
-    times, members = doubled[0]
+    return _Copies(batch, *doubled[0], len(doubled), len(several), chance, said.source)
+
+
+def _of_copies(one: _Copies, told: list[_Copies]) -> Finding:
+    batch, times, members = one.batch, one.times, one.members
+    groups, several = sum(each.groups for each in told), sum(each.several for each in told)
     # Groups of the stated size were drawn so; larger ones were put together of copies.
     stated = batch.laid.algorithm.number(*GROUP_SIZE)
     gathered, drawn = (stated is not None and len(members) == each for each in (times * (stated or 0), stated))
     return error(
-        f"every response of a group stands in it {times} times, in {share(len(doubled), len(several))} groups"
+        f"every response of a group stands in it {times} times, in {share(groups, several)} groups"
         + (f": {times} engines draw the same samples" if drawn else "")
         + (
             f", of {len(members)} in place of the {stated:g} that are stated: the batch holds copies"
@@ -434,8 +478,9 @@ def _drawn_twice(
             else ""
         ),
         batch.laid.where("input_ids", sample=members[0]),
-        shown("groups in which each response stands several times", share(len(doubled), len(several)), "none"),
-        shown("log of the chance of it, by the responses' probabilities", chance, None, said.source),
+        shown("groups in which each response stands several times", share(groups, several), "none"),
+        shown("log of the chance of it, by the responses' probabilities", sum(each.chance for each in told), None,
+              one.source),
         shown("samples of the first such group", listed(members)),
         cause="the batch was put together with itself, or a gather duplicated what every rank had: others that were "
         "drawn may be missing"
@@ -445,7 +490,8 @@ def _drawn_twice(
         if drawn
         else "the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds "
         f"each sample {times} times: a group is {times} times smaller than it looks",
-    )
+        steps=[each.batch.step for each in told if each.batch.step is not None],
+    )  # fmt: skip
 
 
 @rule("D75", "samples stand in a batch twice", link="tokens", scope="batch",

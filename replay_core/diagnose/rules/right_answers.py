@@ -59,7 +59,7 @@ def _steps(case: Case) -> list[_PaidStep]:
         if told_B is None:
             if texts is None or truths is None or texts == truths:
                 continue
-            told_B = np.array([bool(t.strip()) and ends_in(x, t.strip()) for x, t in zip(texts, truths, strict=True)])
+            told_B = _by_text(batch)
         group_B = batch.group_B
         if group_B is None:
             asked = asked_of(batch)
@@ -69,6 +69,42 @@ def _steps(case: Case) -> list[_PaidStep]:
         forms = None if texts is None else ["".join(_TAG.findall(text)) for text in texts]
         found.append(_PaidStep(batch, score_B, told_B > 0, np.asarray(group_B), forms, name))
     return found
+
+
+class LostGrades(Struct, frozen=True):
+    """Right answers with the lowest score of the run, of all right ones, where no wrong answer has more than that."""
+
+    unpaid: int
+    right: int
+    wrong: int
+    low: float
+
+
+def _by_text(batch: StepBatch) -> Array:
+    """Which answers end in their ground truth: a reward for being right may be the verifier's own. None does where no
+    texts are recorded.
+    """
+    texts, truths = batch.columns.texts("response_text"), batch.columns.texts("ground_truth")
+    pairs = zip(texts or [""] * len(batch), truths or [""] * len(batch), strict=True)
+    return np.array([bool(truth.strip()) and ends_in(text, truth.strip()) for text, truth in pairs], dtype=bool)
+
+
+def lost_grades(case: Case) -> LostGrades | None:
+    """Whether scores err to one side: a part of the right answers (8, and a tenth) has the lowest score, the rest more,
+    and of 16 wrong answers and more none has. Scores of other rows would pay wrong answers, too. None where it is not
+    known which are right.
+    """
+    steps = _steps(case)
+    if not steps:
+        return None
+    score_B = np.concatenate([one.score_B for one in steps])
+    right_B = np.concatenate([_by_text(one.batch) if one.by else one.right_B for one in steps])
+    low = float(score_B.min())
+    least_B = score_B <= low + 1e-6 * max(1.0, abs(low))
+    unpaid, right, wrong = int((right_B & least_B).sum()), int(right_B.sum()), int((~right_B).sum())
+    if wrong < FEWEST or not least_B[~right_B].all() or not max(UNPAID, SOME * right) <= unpaid < right:
+        return None
+    return LostGrades(unpaid, right, wrong, low)
 
 
 @rule("D123", "right answers are not paid as such", link="rewards", scope="case", lasts=True,

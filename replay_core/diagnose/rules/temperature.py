@@ -15,6 +15,7 @@ from replay_core.diagnose.compared import BOTH, compared, figures_of, worst_of
 from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.gap import OLDEST, Gap, gap
 from replay_core.diagnose.merging import merged, weighed
+from replay_core.diagnose.padded_vocabulary import Padded, padded_vocabulary
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.unsampled import replaced_N
 from replay_core.diagnose.softmax import stated_temperature
@@ -207,6 +208,10 @@ def renormalised(batch: StepBatch) -> Finding | None:
     that neither is used, or no response ends; worth knowing where it states one (the engine says what it sampled from,
     and ratios to it hold the part that was cut off); else a warning. Where all of it lies on the first k places of
     responses, none of which is shorter than k + 1, it is an end that is forbidden there (min_tokens).
+
+    Where neither is stated, or that they are not used, and the head has more columns than tokens (as stated,
+    by its recorded or saved rows, or since the size is made divisible by a stated number), the trainer's softmax over
+    all of them is named first: it leaves each token less, by no more than the columns' share of all.
     """
     between = gap(batch)
     if not between.is_truncated or replaced_N(batch, between) is not None:
@@ -217,6 +222,10 @@ def renormalised(batch: StepBatch) -> Finding | None:
     if (until := _never_ends_before(batch, between)) is not None:
         return _forbidden(batch, between, until)
     stated = is_truncated(batch.laid.algorithm)
+    padded = None if endless or stated else padded_vocabulary(batch)
+    # Columns whose logits are no more than the mean token's take no more than their share of all columns.
+    if padded is not None and kept >= padded.tokens / padded.columns:
+        return _of_padding(batch, between, padded, stated)
     return finding(
         "error" if endless or stated is False else "warning" if stated is None else "info",
         (
@@ -240,6 +249,32 @@ def renormalised(batch: StepBatch) -> Finding | None:
         "top-p, top-k or min-p, or tokens that it may not write: an end before min_tokens, a grammar, banned words",
         next_step=batch.laid.mismatch_command() + "   # then set logprobs_mode=raw, or top_p=1 and top_k=-1",
     )
+
+
+def _of_padding(batch: StepBatch, between: Gap, padded: Padded, stated: bool | None) -> Finding:
+    """The same of a run whose head is padded, and that states no top-p and no top-k."""
+    kept = float(np.exp(between.d.mean()))
+    saved = [] if padded.saved is None else [shown("rows of the head in the checkpoint", padded.saved)]
+    return finding(
+        "warning" if stated is None else "error",
+        f"the trainer gives {between.one_sided:.0%} of the tokens less than the engine: its softmax counts columns "
+        f"that stand for no token (a vocabulary of {padded.tokens} that is padded to {padded.columns}), or rollout "
+        "log-probabilities are renormalised over top-p or top-k, which the run does not state",
+        batch.laid.where(between.trainer.name, at=worst_of(between)),
+        shown("share of tokens with rollout > trainer", between.one_sided, "about 0.5"),
+        shown("mean rollout - trainer", -float(between.d.mean()), "0"),
+        shown("columns of the head", padded.columns, f"{padded.tokens}, one for each token", padded.source),
+        *saved,
+        shown("probability that is left for tokens, geometric mean", kept, "1"),
+        shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
+        *figures_of(between),
+        cause="the trainer's head is padded (to a multiple that its ranks share), its softmax is over all columns, and "
+        "those without a token, whose logits are near 0, take a part of the probability: every log-probability and "
+        "entropy of the trainer is off, while the engine leaves the columns out. What is saved as a checkpoint may "
+        "lack them. Else the engine samples with a top-p or top-k that nobody states (a generation_config.json)",
+        next_step="set the trainer's logits[..., vocab_size:] to -inf (or cut them off) before the softmax; "
+        "rldbg replay of one micro-batch tells which of the two the checkpoint agrees with",
+    )  # fmt: skip
 
 
 #: Tokens on either side of a place, and what is left behind it of the difference before it, before the place is one.

@@ -342,9 +342,10 @@ def _ends_in(batch: StepBatch, response_N: Array, token: int) -> bool:
 def retokenised(batch: StepBatch) -> Iterator[Finding]:
     """The same samples with other token ids in the rollout's records than in the trainer's: text went out, was decoded,
     and came back in as other tokens. Samples are the same by their id; without ids, where two records of one step hold
-    as many samples, and half of them and more are equal to the token. Any mismatch is an error: such records do not
-    join, and what compares rollout and trainer cannot look. Or the ids that the engine sampled are recorded beside
-    those that are trained on, and differ inside a response: an error, too.
+    as many samples, and half of them and more are equal to the token (an eighth where rows are in one order, and those
+    that differ have equal prompts). Any mismatch is an error: such records do not join, and what compares rollout and
+    trainer cannot look. Or the ids that the engine sampled are recorded beside those that are trained on, and differ
+    inside a response: an error, too.
     """
     beside = _sampled_beside(batch)
     if beside is not None:
@@ -354,7 +355,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
     for sheet in batch.strangers:
         theirs = _ids_by_sample(sheet)
         shared = sorted(set(own) & set(theirs))
-        pairs = [(own[name], theirs[name]) for name in shared] or _in_part(batch.spine, sheet)
+        pairs = [(own[name], theirs[name]) for name in shared] or _in_part(batch, sheet)
         looked = looked or bool(pairs)
         different = [
             (mine, other)
@@ -446,8 +447,15 @@ def _prompts_differ(batch: StepBatch, sheet: Sheet, different: list[tuple[int, i
     return f"the prompt of {here} is {abs(by)} token{'s' * (abs(by) > 1)} shorter than {there}'s"
 
 
-def _in_part(spine: Sheet, other: Sheet) -> list[tuple[int, int]]:
-    """Samples of two sheets of one size, half of which and more are equal: each with its twin, -1 for none."""
+#: Of two sheets in one order, the share of equal samples that tells it where all others have equal prompts.
+IN_ORDER = 0.125
+
+
+def _in_part(batch: StepBatch, other: Sheet) -> list[tuple[int, int]]:
+    """Samples of two sheets of one size, half of which and more are equal: each with its twin, -1 for none. Fewer do
+    where they stand in the same rows, and the rows that differ have the same prompt.
+    """
+    spine = batch.spine
     if len(spine) != len(other) or not other.has_tokens or len(spine) < FEWEST:
         return []
     left: dict[bytes, list[int]] = {}
@@ -457,7 +465,18 @@ def _in_part(spine: Sheet, other: Sheet) -> list[tuple[int, int]]:
     for sample in range(len(spine)):
         twins = left.get(spine.tokens(sample).tobytes())
         found.append((sample, twins.pop() if twins else -1))
-    return found if 2 * sum(other >= 0 for _, other in found) >= len(found) else []
+    if 2 * sum(other >= 0 for _, other in found) >= len(found):
+        return found
+    rows = [(spine.tokens(row), other.tokens(row)) for row in range(len(spine))]
+    equal = [np.array_equal(mine, theirs) for mine, theirs in rows]
+    if batch.response_N is None or sum(equal) < max(FEWEST, IN_ORDER * len(rows)):
+        return []
+    prompts = batch.flat.first(batch.response_N).astype(int).tolist()
+    alike = all(
+        same or (size > 0 and np.array_equal(mine[:size], theirs[:size]))
+        for same, size, (mine, theirs) in zip(equal, prompts, rows, strict=True)
+    )
+    return [(row, row) for row in range(len(rows))] if alike else []
 
 
 def _ids_by_sample(sheet: Sheet) -> dict[str, int]:
