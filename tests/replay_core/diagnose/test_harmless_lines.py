@@ -101,3 +101,18 @@ def test_an_evaluation_of_which_one_figure_moves_is_not_still(tmp_path: Path) ->
     ids = {one.id for one in worrying(diagnosed(tmp_path, evaluated(0.0)))}
     assert {"L25", "D116"} & ids
     assert "L25" not in {one.id for one in worrying(diagnosed(tmp_path, evaluated(0.01)))}
+
+
+def test_a_judge_that_fails_on_hardly_any_sample_is_worth_knowing(tmp_path: Path) -> None:
+    line = "WARNING: math_verify timed out after 5.0s for {n} sample, score set to 0.0\n"
+
+    def severity(at: dict[int, int], each: str = line, steps: int = 80) -> str:
+        said = [trl([{}], n + 1) + each.format(n=1) * at.get(n, 0) for n in range(steps)]
+        return only(diagnosed(tmp_path, "".join(said)), "L29").severity
+
+    assert severity({10: 1, 31: 1, 62: 1}) == "info"
+    assert severity({n: 1 for n in range(0, 80, 4)}) == "warning"
+    assert severity({10: 16}) == "warning"
+    assert severity({77: 1, 78: 1, 79: 1}) == "warning"
+    assert severity({1: 1, 3: 1}, steps=12) == "warning"
+    assert severity({10: 1, 31: 1}, line.format(n="40").replace("sample", "samples")) == "warning"
