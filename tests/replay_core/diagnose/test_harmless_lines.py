@@ -111,8 +111,38 @@ def test_a_judge_that_fails_on_hardly_any_sample_is_worth_knowing(tmp_path: Path
         return only(diagnosed(tmp_path, "".join(said)), "L29").severity
 
     assert severity({10: 1, 31: 1, 62: 1}) == "info"
-    assert severity({n: 1 for n in range(0, 80, 4)}) == "warning"
+    assert severity(dict.fromkeys(range(0, 80, 4), 1)) == "warning"
     assert severity({10: 16}) == "warning"
     assert severity({77: 1, 78: 1, 79: 1}) == "warning"
     assert severity({1: 1, 3: 1}, steps=12) == "warning"
     assert severity({10: 1, 31: 1}, line.format(n="40").replace("sample", "samples")) == "warning"
+
+
+def test_a_running_sum_of_the_time_is_no_phase(tmp_path: Path) -> None:
+    takes = [60.0 + n % 3 for n in range(40)]
+    sums = [{"timing_s/step": takes[n], "timing_s/total": sum(takes[: n + 1])} for n in range(40)]
+    assert not worrying(diagnosed(tmp_path, verl(sums)))
+    bare = [{**one, "timing_s/step": None} for one in sums]
+    assert not worrying(diagnosed(tmp_path, verl(bare)))
+    grows = [{"timing_s/step": 40 + 3.0 * n, "timing_s/gen": 20 + 3.0 * n} for n in range(40)]
+    assert told(diagnosed(tmp_path, verl(grows)))[0] == ("D37", "warning")
+
+
+def test_a_kl_that_is_summed_over_responses_is_taken_by_their_length(tmp_path: Path) -> None:
+    def said(whole: bool, most: float) -> str:
+        lines = []
+        for n in range(60):
+            tokens, reward, kl = 70.0 + (37 * n) % 60, 0.2 + 0.008 * n, most * n / 60
+            taken = 0.01 * kl * (1 if whole else tokens)
+            lines.append(
+                f"Step {n + 1} | scores:{reward} num_stop_tokens:128 rlhf_reward:{reward - taken} kl:{kl} "
+                f"kl_reward:{-taken} lr:3e-06 loss:0.01 policy_loss:-0.0004 value_loss:0.1 response_lengths:{tokens}\n"
+            )
+        return "".join(lines)
+
+    assert not worrying(diagnosed(tmp_path, said(whole=True, most=8.0)))
+    of_tokens = only(diagnosed(tmp_path, said(whole=False, most=2.0)), "L10")
+    assert of_tokens.severity == "warning"
+    torn = only(diagnosed(tmp_path, said(whole=True, most=900.0)), "L10")
+    assert torn.severity == "error"
+    assert "kl / response_lengths" in torn.claim
