@@ -146,3 +146,21 @@ def test_a_kl_that_is_summed_over_responses_is_taken_by_their_length(tmp_path: P
     torn = only(diagnosed(tmp_path, said(whole=True, most=900.0)), "L10")
     assert torn.severity == "error"
     assert "kl / response_lengths" in torn.claim
+
+
+def test_a_limit_below_the_stated_one_is_named(tmp_path: Path) -> None:
+    def said(longest: float, cut: float, stated: str) -> str:
+        step = {"completions/max_length": longest, "completions/clipped_ratio": cut, "completions/mean_length": 200.0}
+        return f"GRPOConfig({stated}, temperature=1.0)\n" + trl([step] * 30)
+
+    found = only(diagnosed(tmp_path, said(256.0, 0.2, "max_completion_length=1024")), "D20")
+    assert found.severity == "warning"
+    assert "cut at 256 tokens, though max_completion_length is 1024" in found.claim
+    whole = "max_seq_length=768, max_prompt_length=512, max_completion_length=1024"
+    assert (
+        "max_seq_length = 768 less max_prompt_length" in only(diagnosed(tmp_path, said(256.0, 0.2, whole)), "D20").cause
+    )
+    assert not worrying(diagnosed(tmp_path, said(256.0, 0.2, "max_completion_length=256")))
+    assert not worrying(diagnosed(tmp_path, said(256.0, 0.0, "max_completion_length=1024")))
+    varied = [{"completions/max_length": 256.0 + 40 * (n % 7), "completions/clipped_ratio": 0.2} for n in range(30)]
+    assert not worrying(diagnosed(tmp_path, "GRPOConfig(max_completion_length=1024)\n" + trl(varied)))
