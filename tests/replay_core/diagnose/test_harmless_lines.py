@@ -164,3 +164,20 @@ def test_a_limit_below_the_stated_one_is_named(tmp_path: Path) -> None:
     assert not worrying(diagnosed(tmp_path, said(256.0, 0.0, "max_completion_length=1024")))
     varied = [{"completions/max_length": 256.0 + 40 * (n % 7), "completions/clipped_ratio": 0.2} for n in range(30)]
     assert not worrying(diagnosed(tmp_path, "GRPOConfig(max_completion_length=1024)\n" + trl(varied)))
+
+
+def test_the_age_of_samples_is_held_against_the_bound_that_is_stated(tmp_path: Path) -> None:
+    def said(ages: list[float], bound: str = "max_head_offpolicyness=4") -> str:
+        name = "ppo_actor/update/version_stats/sample_staleness_theta_max"
+        return f"rollout config: max_concurrent_rollouts=128 {bound} queue_size=None\n" + trl([{name: n} for n in ages])
+
+    grows = only(diagnosed(tmp_path, said([0.3 * n for n in range(80)])), "D31")
+    assert (grows.severity, "though max_head_offpolicyness is 4" in grows.claim) == ("error", True)
+    rests = only(diagnosed(tmp_path, said([0.0, 2.0, *[6.0 + n % 3 for n in range(40)]])), "D31")
+    assert rests.severity == "warning"
+    assert "up to 8 updates old, though max_head_offpolicyness is 4" in rests.claim
+    assert not worrying(diagnosed(tmp_path, said([0.0, *[1.0 + n % 4 for n in range(40)]])))
+    assert not worrying(diagnosed(tmp_path, said([0.0, *[3.0 + (n % 20 == 9) * 2 for n in range(40)]])))
+    wide = [0.0, *[9.0 + n % 4 for n in range(40)]]
+    assert not worrying(diagnosed(tmp_path, said(wide, "max_head_offpolicyness=12")))
+    assert only(diagnosed(tmp_path, said(wide, "")), "D31").severity == "error"
