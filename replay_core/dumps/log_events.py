@@ -230,7 +230,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "waiting",
         r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bis not up yet\b"
-        r"|\bblocked (?:on|for)\b",
+        r"|\bblocked (?:on|for)\b|\bwaiting ?(?:\.{2,}|…)\s*$|\bbuffer has \d+ .{0,60}\brequires\b",
     ),
     ("negative_kl", r"KL divergence is starting to become negative: -?\d"),
     (
@@ -251,7 +251,8 @@ HINT = regex(
     r"|[Gg]raph [Bb]reak|not finite|Gradient overflow|found (?:[Nn]a[Nn]|[Ii]nf|NAN|INF)"
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
-    r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
+    r"|[Ww]aiting (?:for|on|until)|[Ww]aiting ?(?:\.\.|…)|[Bb]uffer has \d"
+    r"|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
     r"|restart|is back|recovered|replaced|started again"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: (?:error|fatal)|sbatch: e"
     r"|salloc: e|Non-root FSDP"

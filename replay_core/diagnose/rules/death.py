@@ -15,13 +15,14 @@ from replay_core.diagnose.chains import earlier, heads
 from replay_core.diagnose.ends import GUESSES, SIGKILL, follows, of_the_last_run, said, tells, waited_in_vain, weight
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
+from replay_core.diagnose.hangs import LINES, LONG, MANY, as_many_before, bare, in_words, waited_until
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.misfits import Misfit, misfit
 from replay_core.diagnose.raised import Raised, raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import Point, RunLog, Told
 from replay_core.diagnose.with_values import with_values
-from replay_core.dumps.log_events import DEATHS, GOES_ON, LAST_ERROR, PROGRESS, UNTOLD
+from replay_core.dumps.log_events import DEATHS, GOES_ON, KEPT, LAST_ERROR, PROGRESS, UNTOLD
 from replay_core.dumps.metrics import PLANNED
 from replay_core.regexes import regex
 
@@ -57,7 +58,7 @@ _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CA
 
 
 @rule("L06", "the run died", link="dump", scope="signals",
-      needs=("|".join(f"event:{kind}" for kind in (*DEATHS, LAST_ERROR)),),
+      needs=("|".join(f"event:{kind}" for kind in (*DEATHS, LAST_ERROR)),), explains=("L26",),
       source="Python's and torch's own messages, torchrun's agent; Megatron-LM#1207, LLaMA-Factory#163")  # fmt: skip
 def died(log: RunLog) -> Iterator[Finding]:
     """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first
@@ -72,8 +73,10 @@ def died(log: RunLog) -> Iterator[Finding]:
     info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
     ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
-    D36's. A run that a scheduler ends 3 times and more, and that begins again before all of these ends and comes no
-    further, makes no progress: an error.
+    D36's. Of a run that is ended from outside after it only waited (lines of one kind, 5 and more over 15 minutes and
+    over 3 times its longest step; without a clock 20, and 3 times as many as between steps before) the hang is told
+    first, and the end as its end. A run that a scheduler ends 3 times and more, and that begins again before all of
+    these ends and comes no further, makes no progress: an error.
     """
     last = _last_work(log)
     logged = {(one.point.path, int(said(one))) for one in log.events(GOES_ON)}
@@ -101,7 +104,7 @@ def died(log: RunLog) -> Iterator[Finding]:
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
         stated = " ".join(one.text for one in log.events("main_failed"))
         dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end, stated=stated)
-        yield _behind_its_end(_of_numbers_before(dead, ends, log) or dead, log)
+        yield _behind_its_end(_of_numbers_before(dead, ends, log) or _of_a_hang(dead, causes, log) or dead, log)
         return
     if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):
         yield _refused(refused[-1], log)
@@ -302,6 +305,41 @@ def _of_numbers_before(dead: Finding, ends: list[Told], log: RunLog) -> Finding 
         "spread",
         next_step="clip the gradient (max_grad_norm=1), skip steps whose norm is not finite; rldbg record -- YOUR "
         "COMMAND from a checkpoint before that step names the first tensor",
+    )
+
+
+def _of_a_hang(dead: Finding, causes: list[Told], log: RunLog) -> Finding | None:
+    """The end again, where the run was ended from outside after it had long come no further: the hang is what failed,
+    and that somebody or the scheduler ended it is how that ended.
+    """
+    one = causes[0]
+    if not (_SIGTERM.search(one.text) or _BY_HAND.search(one.text) or _HUNG_UP.search(one.text)):
+        return None
+    wait = waited_until(one, log)
+    if wait is None:
+        return None
+    first, last = wait.lines[0].point, wait.lines[-1].point
+    step = "before the first logged step" if first.step is None or log.is_counted else f"after step {first.step}"
+    return replace(
+        dead,
+        severity="error",
+        claim=f"the run hung {step}: it only waited{wait.how_long} (lines {first.line} to {last.line}, "
+        f"{wait.words[:120]!r}), and was then ended from outside at line {one.point.line}: {_words(one)}",
+        where=first.where(),
+        evidence=(
+            shown("line", wait.words[:200], None, f"line {first.line}"),
+            *([shown("beside it", wait.beside, None, "log")] if wait.beside else []),
+            *([shown("seconds without a step", wait.seconds, f"< {LONG:g}")] if wait.seconds is not None else []),
+            shown("how it ended", said(one)[:200], None, f"line {one.point.line}"),
+        ),
+        cause="the trainer waits for samples that never come: generation made fewer than a step needs and starts no "
+        "more (a worker that ended or is stuck, requests that never return, samples that were lost or dropped as too "
+        "old while a limit on those in flight still counts them)"
+        if wait.is_for_samples
+        else "a hang or a deadlock: what it waits for has ended or never comes, and nothing times out; the end from "
+        "outside is no cause",
+        next_step="at the next hang, before it is ended: py-spy dump --pid PID of the trainer and of every rollout "
+        "worker shows where each stands; look at the last line of each worker's own log",
     )
 
 
@@ -875,11 +913,6 @@ def _blamed(one: Told) -> tuple[str, str]:
     )
 
 
-#: Lines that say the same before it is a habit; and seconds between the first and the last of them before it is a
-#: stall.
-LINES, LONG = 5, 900.0
-#: Without a clock, so many lines in a row.
-MANY = 20
 _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
 #: A wait's limit, as it tells it, and what share of it is no short wait.
 _LIMIT = regex(r"(\d+) ?s\w* out of (\d+)")
@@ -919,8 +952,7 @@ def waits(log: RunLog) -> Iterator[Finding]:
     after = [one for one in log.events("waiting") if (one.point.line or 0) > last.get(one.point.path, 0)]
     by_words: dict[str, list[Told]] = {}
     for one in after:
-        words = re.sub(r"[\d.:]+", "#", one.text.splitlines()[0])
-        by_words.setdefault(words, []).append(one)
+        by_words.setdefault(bare(one), []).append(one)
     if not by_words:
         return
     same = max(by_words.values(), key=len)
@@ -930,17 +962,19 @@ def waits(log: RunLog) -> Iterator[Finding]:
     late = max(used, default=0.0) >= HALF
     if used and not late:
         return  # it has only begun to wait
-    few = len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG)
+    # As many came between steps that were taken: the log may end at any time of such a wait.
+    often = waited is None and len(same) <= 3 * as_many_before(same, log)
+    few = len(same) < LINES or often or (len(same) < MANY if waited is None else waited < LONG)
     known = failure_of(said(first))
     if few and not late and (known is None or known.general or last):
         return
     first = same[0]
     words = _CLOCK.sub("", first.text.splitlines()[0]).strip()[:120]
-    how_long = "" if waited is None else f" for {waited / 3600:.2g} hours" if waited >= 5400 else (
-        f" for {waited / 60:.2g} minutes" if waited >= 120 else f" for {waited:.3g} seconds")  # fmt: skip
+    how_long = "" if waited is None else f" for {in_words(waited)}"
     yield finding(
         "info" if few and not late else "warning",
-        f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: {len(same)} "
+        f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: "
+        f"{'over ' if len(log.events('waiting')) >= KEPT else ''}{len(same)} "
         f"line{'s say' if len(same) > 1 else ' says'} so and no metric follows: {words!r}",
         first.point.where(),
         shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),

@@ -181,3 +181,28 @@ def test_the_age_of_samples_is_held_against_the_bound_that_is_stated(tmp_path: P
     wide = [0.0, *[9.0 + n % 4 for n in range(40)]]
     assert not worrying(diagnosed(tmp_path, said(wide, "max_head_offpolicyness=12")))
     assert only(diagnosed(tmp_path, said(wide, "")), "D31").severity == "error"
+
+
+_EMPTY = "⏳ Buffer empty or not enough groups to form a full step, waiting...\n"
+_SHORT = "🔍 Debug: Buffer has 11 trajectories but sampling requires exactly 16.\n"
+_ENDED = "slurmstepd: error: *** STEP 55120.0 ON h100-018 CANCELLED AT 2026-06-30T20:04:18 ***\n"
+_IDLES = (
+    "INFO 06-30 16:16:48 [loggers.py:123] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: "
+    "0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.0%\n"
+)
+
+
+def test_a_hang_is_told_before_the_end_from_outside_that_it_came_to(tmp_path: Path) -> None:
+    steps = trl([{}] * 20)
+    hung = only(diagnosed(tmp_path, steps + _IDLES + (_SHORT + _EMPTY * 99) * 10 + _ENDED), "L06")
+    assert hung.severity == "error"
+    assert hung.claim.startswith("the run hung after step 20: it only waited for 3.8 hours (lines 23 to ")
+    assert "Buffer has 11 trajectories" in str(hung.evidence)
+    no_clock = only(diagnosed(tmp_path, steps + _EMPTY * 300 + "Terminated\n"), "L06")
+    assert no_clock.claim.startswith("the run hung after step 20")
+    # Waiting that every step has is none, and the end from outside is all there is to tell.
+    usual = "".join(trl([{}], n + 1) + _EMPTY * 8 for n in range(10))
+    assert only(diagnosed(tmp_path, usual + _EMPTY * 12 + "Terminated\n"), "L06").claim.startswith("the run died")
+    assert not worrying(diagnosed(tmp_path, usual + _EMPTY * 12))
+    soon = _IDLES + _EMPTY * 6 + _ENDED.replace("T20:04:18", "T16:18:20")
+    assert only(diagnosed(tmp_path, steps + soon), "L06").claim.startswith("the run died")
