@@ -214,6 +214,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "engine_again",
         r"(?i)\bengine[ #]?\d{1,4}\b.{0,60}\b(?:restarting|restarted|is back|recovered|replaced|started again)\b",
     ),
+    # An engine of several that answers no more, by its number.
+    ("engine_lost", r"(?i)health check failed for (?:\w+ ){0,2}engine ?#?\d{1,4}\b"),
+    # Ray's table of what held the host's memory.
+    ("memory_user", r"^\d{1,9}\s+\d{1,6}\.\d\d\s+\S"),
     # An inference engine's own account of itself, every ten seconds.
     ("engine", r"Avg (?:prompt|generation) throughput: |Decode batch.{0,200}#running-req"),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
@@ -253,7 +257,7 @@ HINT = regex(
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|[Ww]aiting (?:for|on|until)|[Ww]aiting ?(?:\.\.|…)|[Bb]uffer has \d"
     r"|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
-    r"|restart|is back|recovered|replaced|started again"
+    r"|ealth check failed for|^\d+\s+\d+\.\d\d\s+(?:ray::|python)|restart|is back|recovered|replaced|started again"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: (?:error|fatal)|sbatch: e"
     r"|salloc: e|Non-root FSDP"
     r"|[Ll]oss (?:is|became|=)|lr_scheduler|Exceeded|low on "

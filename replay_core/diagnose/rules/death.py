@@ -104,7 +104,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
         stated = " ".join(one.text for one in log.events("main_failed"))
         dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end, stated=stated)
-        yield _behind_its_end(_of_numbers_before(dead, ends, log) or _of_a_hang(dead, causes, log) or dead, log)
+        dead = _of_numbers_before(dead, ends, log) or _of_a_hang(dead, causes, log) or dead
+        yield _behind_its_end(_without_a_checkpoint(_which_engine(dead, causes, log), log), log)
         return
     if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):
         yield _refused(refused[-1], log)
@@ -305,6 +306,63 @@ def _of_numbers_before(dead: Finding, ends: list[Told], log: RunLog) -> Finding 
         "spread",
         next_step="clip the gradient (max_grad_norm=1), skip steps whose norm is not finite; rldbg record -- YOUR "
         "COMMAND from a checkpoint before that step names the first tensor",
+    )
+
+
+_NUMBER = regex(r"(?i)engine ?#?(\d{1,4})\b")
+
+
+def _which_engine(dead: Finding, causes: list[Told], log: RunLog) -> Finding:
+    """The end again, with the number of the engine that answered no more behind it, and whether it was started again:
+    where what died is an engine's.
+    """
+    if not any(_ENGINE.search(one.text) for one in causes):
+        return dead
+    path, line = dead.where.path, dead.where.line or 0
+    lost = [
+        one for one in log.events("engine_lost")
+        if one.point.path == path and abs((one.point.line or 0) - line) <= _SOON
+    ]  # fmt: skip
+    found = _NUMBER.search(lost[0].text) if lost else None
+    if found is None:
+        return dead
+    again = any((one.point.line or 0) > (lost[0].point.line or 0) for one in log.events("engine_again"))
+    said_so = f"engine {found[1]}" + ("" if again else ", and it was not started again")
+    return replace(
+        dead,
+        claim=f"{dead.claim} ({said_so})",
+        evidence=(*dead.evidence, shown("which engine", lost[0].text[:160], None, f"line {lost[0].point.line}")),
+    )
+
+
+_RESUME = "resume from the last checkpoint"
+#: What trainers call the steps from one checkpoint to the next; and torchtune's epochs.
+_SAVES = ("save_freq", "save_steps", "save_interval", "save_every_n_steps", "ckpt_interval", "checkpoint_interval",
+          "save_period")  # fmt: skip
+_SAVES_EPOCHS = "save_every_n_epochs"
+
+
+def _without_a_checkpoint(dead: Finding, log: RunLog) -> Finding:
+    """The end again, without the advice to go on from a checkpoint where the run's settings say that none was due."""
+    if _RESUME not in dead.next_step:
+        return dead
+    every, epochs = log.algorithm.number(*_SAVES), log.algorithm.number(_SAVES_EPOCHS)
+    steps = [p.step for one in log.signals() for p in (one.points[0], one.points[-1]) if p.step is not None]
+    begun_anew = log.is_counted or min(steps, default=0) > 1
+    if every is not None and not begun_anew and (every <= 0 or max(steps, default=0) < every):
+        why = f"{next(name for name in _SAVES if log.algorithm.number(name) is not None)} = {every:g}"
+    elif epochs is not None and epochs >= 1 and not begun_anew:
+        why = f"{_SAVES_EPOCHS} = {epochs:g}: only as an epoch ends, and within the first there is none"
+    else:
+        return dead
+    return replace(
+        dead,
+        next_step=dead.next_step.replace(
+            f"or save often enough to go on: {_RESUME}",
+            f"and save more often: by the run's settings no checkpoint may be there to go on from ({why})",
+        ).replace(
+            _RESUME, f"look first whether there is a checkpoint: by the run's settings there may be none ({why})"
+        ),
     )
 
 
