@@ -985,11 +985,12 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
-    clock or by what they say, or 20 and more without one: a warning. Of a wait that tells its limit half of it is
-    enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
-    of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
-    did not end, in a log without an end of the run, is worth knowing; so is a bar of steps that stands at 0 in a log
-    metric. A job that succeeded in a log without a metric is a warning; and so is a debugger that waits for somebody.
+    clock or by what they say, or 20 and more without one (and 3 times as many as between steps before): a warning. Of a
+    wait that tells its limit half of it is enough; one for a server that is not up is worth knowing from the first line
+    on, where no metric came. So is a bar of data preparation (Map, Filter) that stands at 0 after 10 minutes and more.
+    A phase that slime's timers began and did not end, in a log without an end of the run, is worth knowing; so is a bar
+    of steps that stands at 0 in a log metric. A job that succeeded in a log without a metric is a warning; and so is a
+    debugger that waits for somebody.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)

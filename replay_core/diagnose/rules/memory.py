@@ -160,7 +160,8 @@ def out_of_memory(log: RunLog) -> Finding | None:
     handle logits or log-probabilities, with a large piece asked for, are the whole-vocabulary logits: T * V * 4 B in
     fp32, and two to three times that with its gradient. Otherwise the frames name attention, optimizer or engine.
     Where memory only grew up to there (L04), and responses did not, it is a leak that has used it up, whatever asked
-    for the last of it; where the log holds no lengths, it only grew.
+    for the last of it; where the log holds no lengths, it only grew. Of the host's memory, a process that holds a third
+    of what Ray's table has is named.
     """
     told = log.events("oom", "oom_host")
     # Ray tells of it in the caller first: the allocator's own line says more, and of its envelopes the last is nearest.
@@ -179,7 +180,7 @@ def out_of_memory(log: RunLog) -> Finding | None:
         evidence, cause, next_step = _on_device(one, tried, line)
         if (found := _phase(one, [*told, *log.events("traceback")])) is not None:
             size += f" in {found[0]}"
-            next_step = f"{found[1]}; {next_step}"
+            next_step = "; ".join(dict.fromkeys(f"{found[1]}; {next_step}".split("; ")))
             if found[0] == _LOADS and cause == _UNSHOWN:
                 cause, next_step = _of_weights(tried, gib(one.text, _ALLOCATED)), found[1]
     if _WAKES.search(one.text) or any(_WAKES.search(each.text) for each in log.events("traceback")):

@@ -91,7 +91,7 @@ def test_one_bonus_has_one_coefficient(tmp_path: Path) -> None:
 def test_steps_are_no_episodes(tmp_path: Path) -> None:
     panels = "".join(
         "╭────────────────────────────────────────────╮\n"
-        f"│ other      episode: {128 * n} | global_step: {128 * n} | training_step: {n} | scores: 0.5{n % 7} | lr: 5e-07 │\n"
+        f"│ other      episode: {128 * n} | global_step: {128 * n} | training_step: {n} | scores: 0.5{n % 7} │\n"
         "│ optim      grad_norm: 0.1 │\n"
         "╰────────────────────────────────────────────╯\n"
         for n in range(1, 50)
