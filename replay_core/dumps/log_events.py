@@ -217,7 +217,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     # An engine of several that answers no more, by its number.
     ("engine_lost", r"(?i)health check failed for (?:\w+ ){0,2}engine ?#?\d{1,4}\b"),
     # Ray's table of what held the host's memory.
-    ("memory_user", r"^\d{1,9}\s+\d{1,6}\.\d\d\s+\S"),
+    ("memory_user", r"^\d{1,9}\s+\d{1,6}\.\d\d\s+(?:ray::|python)"),
     # An inference engine's own account of itself, every ten seconds.
     ("engine", r"Avg (?:prompt|generation) throughput: |Decode batch.{0,200}#running-req"),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),

@@ -304,11 +304,11 @@ def _on_device(one: Told, tried: float | None, line: str) -> tuple[list[Evidence
     frame = next((text for text in reversed(text.splitlines()[1:]) if text.startswith("File ")), None)
     if frame:
         evidence.append(shown("last frame", frame[:160], None, line))
-    own = raised(one).own
-    if own is not None and own is not raised(one).last:
-        evidence.append(shown("called by", f"{own.place}: {own.code}"[:160], None, line))
+    caller = raised(one).own
+    if caller is not None and caller is not raised(one).last:
+        evidence.append(shown("called by", f"{caller.place}: {caller.code}"[:160], None, line))
         if cause == _UNSHOWN:
-            cause = f"{_GROW}: it was asked for below {own.place}"
+            cause = f"{_GROW}: it was asked for below {caller.place}"
     return evidence, cause, next_step
 
 
