@@ -227,6 +227,8 @@ _BOUNDS = ("max_head_offpolicyness", "max_off_policy_steps", "max_staleness_step
 #: A batch that waits for the next update is one older than what a bound counts; steps past it, and their share, that
 #: are no slip.
 _SLIP, _PAST, _OFTEN = 1.0, 3, 0.2
+#: A bound of so many updates is none: it is how a bound is switched off.
+_NONE = 100.0
 #: How far the age may grow otherwise than by one a step where no update reaches the engine.
 STANDS = 0.05
 
@@ -249,8 +251,8 @@ def ever_older(log: RunLog) -> Finding | None:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
     stands, climb = _stands(series), _climb(series)
     begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
-    bound = next((name for name in _BOUNDS if log.algorithm.number(name) is not None), None)
-    stated = None if bound is None else log.algorithm.number(bound)
+    bounds = {name: log.algorithm.number(name) for name in _BOUNDS}
+    bound, stated = next(((n, value) for n, value in bounds.items() if value is not None and value < _NONE), ("", None))
     allowed = LAG if stated is None else stated + _SLIP
     said = "" if now <= allowed or stated is None else f", though {bound} is {stated:g}"
     if stated is None and now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
@@ -264,7 +266,7 @@ def ever_older(log: RunLog) -> Finding | None:
             next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
         )
     if now < QUEUED or now < OLDER * begun or not trends.rises(values):
-        return None if stated is None or bound is None else _past(series, bound, stated)
+        return None if stated is None else _past(series, bound, stated)
     return finding(
         # What disagrees with the trainer by then is what such samples do.
         "error" if now > max(LAG, allowed) else "warning",

@@ -181,6 +181,7 @@ def test_the_age_of_samples_is_held_against_the_bound_that_is_stated(tmp_path: P
     wide = [0.0, *[9.0 + n % 4 for n in range(40)]]
     assert not worrying(diagnosed(tmp_path, said(wide, "max_head_offpolicyness=12")))
     assert only(diagnosed(tmp_path, said(wide, "")), "D31").severity == "error"
+    assert only(diagnosed(tmp_path, said(wide, "max_off_policy_steps=999")), "D31").severity == "error"
 
 
 _EMPTY = "⏳ Buffer empty or not enough groups to form a full step, waiting...\n"
