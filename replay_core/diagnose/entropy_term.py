@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 
 #: The largest coefficient that recipes give the entropy, and what may be left of the loss beside a bonus that is all.
 STRONG, PART = 0.05, 0.05
@@ -19,6 +20,26 @@ def fitted_bonus(log: RunLog) -> float | None:
     if loss is None or entropy is None or min(entropy.finite, default=-1.0) < 0:
         return None
     by_step = {point.step: point.value for point in loss.points if math.isfinite(point.value)}
+    fitted = _fitted(by_step, entropy)
+    if fitted is None:
+        return None
+    # What the policy's own loss leaves of the whole is the term itself, which the policy's part does not bend.
+    policy = log.get("pg_loss")
+    told = {} if policy is None or policy.name == loss.name else {point.step: point.value for point in policy.points}
+    terms = [
+        (by_step[one.step] - told[one.step]) / one.value
+        for one in entropy.points
+        if one.step in by_step and one.step in told and one.value > 0
+    ]
+    if len(terms) < trends.MIN_STEPS:
+        return fitted
+    factor = median(terms)
+    is_term = median(abs(term - factor) for term in terms) < PART * abs(factor)
+    return -factor if is_term and -factor > STRONG else fitted
+
+
+def _fitted(by_step: dict[int | None, float], entropy: Series) -> float | None:
+    """The slope of a line through losses and entropies; None where they lie on none, or it is a small one."""
     pairs = [(one.value, by_step[one.step]) for one in entropy.points if one.step in by_step]
     if len(pairs) < trends.MIN_STEPS:
         return None

@@ -53,7 +53,7 @@ def falls_apart(log: RunLog) -> tuple[int | None, str] | None:
     reward = log.get("reward")
     if reward is None or len(reward.finite) < 2 * trends.MIN_STEPS or not _is_lost(reward.finite):
         return None
-    since = reward.first(under=trends.level(reward.finite[:3]) / 2).step
+    since = lost_since(reward).step
     told = []
     if (cut := runs_into_the_limit(log)) is not None:
         told.append(f"responses run into the token limit ({cut[0]:.0%} at first, {cut[1]:.0%} now)")
@@ -69,6 +69,28 @@ def falls_apart(log: RunLog) -> tuple[int | None, str] | None:
         if now > far * begun or (name == "response_length" and now < begun / far):
             told.append(words.format(begun, now))
     return (since, " and ".join(told)) if told else None
+
+
+#: Steps before a fall among which the reward that it fell from is looked for.
+BEFORE = 8
+
+
+def lost_since(reward: Series) -> Point:
+    """The first step of the end of the run in which every reward is below half of the first three: a low first step is
+    no fall.
+    """
+    half, points = trends.level(reward.finite[:3]) / 2, [p for p in reward.points if math.isfinite(p.value)]
+    held = max((at for at, point in enumerate(points) if point.value >= half), default=-1)
+    return points[min(held + 1, len(points) - 1)]
+
+
+def fell_from(reward: Series) -> Point:
+    """The last of the large rewards (within a tenth of the largest) of the steps before it was lost."""
+    since, points = lost_since(reward), [p for p in reward.points if math.isfinite(p.value)]
+    at = points.index(since)
+    before = points[max(0, at - BEFORE) : at] or points[:1]
+    top = max(point.value for point in before)
+    return next(point for point in reversed(before) if point.value >= 0.9 * top)
 
 
 class Spike(Struct, frozen=True):

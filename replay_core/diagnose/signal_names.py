@@ -194,6 +194,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
     ),
     "weight_lag": (
+        "ppo_actor/update/version_stats/sample_staleness_theta_max AReaL",
+        "ppo_actor/version_stats/sample_staleness_theta_max AReaL", "version_stats/sample_staleness_theta_max AReaL",
         "Max. Off-Policy Level prime-rl", "Max Off-Policy Level prime-rl", "Max Off-Policy prime-rl",
         "off_policy_level/all/max prime-rl",
         "Off-Policy Level prime-rl", "off_policy_level/max prime-rl", "async/staleness_max SkyRL",

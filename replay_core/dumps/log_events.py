@@ -233,6 +233,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"\b(?:restarting|restarted|is back|recovered|replaced|started again)\b"
         r"|\brecovered [1-9]\d{0,3} .{0,40}\b(?:engine|worker|server)s?\b",
     ),
+    # An engine of several that answers no more, by its number.
+    ("engine_lost", r"(?i)health check failed for (?:\w+ ){0,2}engine ?#?\d{1,4}\b"),
+    # Ray's table of what held the host's memory.
+    ("memory_user", r"^\d{1,9}\s+\d{1,6}\.\d\d\s+(?:ray::|python)"),
     # An inference engine's own account of itself, every ten seconds.
     ("engine", r"Avg (?:prompt|generation) throughput: |Decode batch.{0,200}#running-req"),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
@@ -249,7 +253,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "waiting",
         r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bis not up yet\b"
-        r"|\bblocked (?:on|for)\b",
+        r"|\bblocked (?:on|for)\b|\bwaiting ?(?:\.{2,}|…)\s*$|\bbuffer has \d+ .{0,60}\brequires\b",
     ),
     ("negative_kl", r"KL divergence is starting to become negative: -?\d"),
     (
@@ -272,8 +276,9 @@ HINT = regex(
     r"|[Gg]raph [Bb]reak|not finite|Gradient overflow|found (?:[Nn]a[Nn]|[Ii]nf|NAN|INF)"
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
-    r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
-    r"|restart|is back|[Rr]ecovered|replaced|started again"
+    r"|[Ww]aiting (?:for|on|until)|[Ww]aiting ?(?:\.\.|…)|[Bb]uffer has \d"
+    r"|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
+    r"|ealth check failed for|^\d+\s+\d+\.\d\d\s+(?:ray::|python)|restart|is back|[Rr]ecovered|replaced|started again"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: (?:error|fatal)|sbatch: e"
     r"|salloc: e|Non-root FSDP"
     r"|[Ll]oss (?:is|became|=)|lr_scheduler|Exceeded|low on "

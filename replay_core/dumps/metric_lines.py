@@ -47,7 +47,8 @@ _TELLING = regex(
     r"(?:^|[/_])(?<!max_)(?<!target_)(?<!init_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)"
     r"(?:/|_std$|_mean$|$)"
 )
-_STEP_KEYS = ("step", "global_step", "current_steps", "global_steps", "_step", "train/global_step", "training_step",
+#: open-instruct's global_step counts episodes, and its training_step the steps.
+_STEP_KEYS = ("step", "training_step", "global_step", "current_steps", "global_steps", "_step", "train/global_step",
               "trainer/global_step")  # fmt: skip
 #: Metrics of an evaluation, or of the whole run: they begin no step of their own.
 _ASIDE = regex(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_second|steps_per_second)$|^total_flos$")

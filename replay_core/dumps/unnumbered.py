@@ -55,7 +55,9 @@ class Unnumbered(Struct):
         if not self._names.isdisjoint(values):
             self.close()
             self._step, self._names = self._step + 1, set()
-        step = next((value for name, value in values.items() if name.lower() in _STEPS), None)
+        # open-instruct's global_step counts episodes, and its training_step the steps.
+        numbered = {name.lower(): value for name, value in values.items() if name.lower() in _STEPS}
+        step = numbered.get("training_step", next(iter(numbered.values()), None))
         if step is None and (leads := _LEADS.match(line)) is not None:
             # Batches of an epoch are counted so, too, and begin anew with each.
             at = int(leads[1])

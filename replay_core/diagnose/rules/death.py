@@ -15,13 +15,14 @@ from replay_core.diagnose.chains import earlier, heads
 from replay_core.diagnose.ends import GUESSES, SIGKILL, follows, of_the_last_run, said, tells, waited_in_vain, weight
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
+from replay_core.diagnose.hangs import LINES, LONG, MANY, as_many_before, bare, in_words, waited_until
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.misfits import Misfit, misfit
 from replay_core.diagnose.raised import Raised, raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import Point, RunLog, Told
 from replay_core.diagnose.with_values import with_values
-from replay_core.dumps.log_events import DEATHS, GOES_ON, LAST_ERROR, PROGRESS, UNTOLD
+from replay_core.dumps.log_events import DEATHS, GOES_ON, KEPT, LAST_ERROR, PROGRESS, UNTOLD
 from replay_core.dumps.metrics import PLANNED
 from replay_core.regexes import regex
 
@@ -57,7 +58,7 @@ _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CA
 
 
 @rule("L06", "the run died", link="dump", scope="signals",
-      needs=("|".join(f"event:{kind}" for kind in (*DEATHS, LAST_ERROR)),),
+      needs=("|".join(f"event:{kind}" for kind in (*DEATHS, LAST_ERROR)),), explains=("L26",),
       source="Python's and torch's own messages, torchrun's agent; Megatron-LM#1207, LLaMA-Factory#163")  # fmt: skip
 def died(log: RunLog) -> Iterator[Finding]:
     """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first
@@ -72,8 +73,10 @@ def died(log: RunLog) -> Iterator[Finding]:
     info; and so was one that a logger or a line of the program's own announces, where its process goes on. A log that
     ends
     with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
-    D36's. A run that a scheduler ends 3 times and more, and that begins again before all of these ends and comes no
-    further, makes no progress: an error.
+    D36's. Of a run that is ended from outside after it only waited (lines of one kind, 5 and more over 15 minutes and
+    over 3 times its longest step; without a clock 20, and 3 times as many as between steps before) the hang is told
+    first, and the end as its end. A run that a scheduler ends 3 times and more, and that begins again before all of
+    these ends and comes no further, makes no progress: an error.
     """
     last = _last_work(log)
     logged = {(one.point.path, int(said(one))) for one in log.events(GOES_ON)}
@@ -101,7 +104,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
         stated = " ".join(one.text for one in log.events("main_failed"))
         dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end, stated=stated)
-        yield _behind_its_end(_of_numbers_before(dead, ends, log) or dead, log)
+        dead = _of_numbers_before(dead, ends, log) or _of_a_hang(dead, causes, log) or dead
+        yield _behind_its_end(_without_a_checkpoint(_which_engine(dead, causes, log), log), log)
         return
     if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):
         yield _refused(refused[-1], log)
@@ -329,6 +333,98 @@ def _of_numbers_before(dead: Finding, ends: list[Told], log: RunLog) -> Finding 
         "spread",
         next_step="clip the gradient (max_grad_norm=1), skip steps whose norm is not finite; rldbg record -- YOUR "
         "COMMAND from a checkpoint before that step names the first tensor",
+    )
+
+
+_NUMBER = regex(r"(?i)engine ?#?(\d{1,4})\b")
+
+
+def _which_engine(dead: Finding, causes: list[Told], log: RunLog) -> Finding:
+    """The end again, with the number of the engine that answered no more behind it, and whether it was started again:
+    where what died is an engine's.
+    """
+    if not any(_ENGINE.search(one.text) for one in causes):
+        return dead
+    path, line = dead.where.path, dead.where.line or 0
+    lost = [
+        one for one in log.events("engine_lost")
+        if one.point.path == path and abs((one.point.line or 0) - line) <= _SOON
+    ]  # fmt: skip
+    found = _NUMBER.search(lost[0].text) if lost else None
+    if found is None:
+        return dead
+    again = any((one.point.line or 0) > (lost[0].point.line or 0) for one in log.events("engine_again"))
+    said_so = f"engine {found[1]}" + ("" if again else ", and it was not started again")
+    return replace(
+        dead,
+        claim=f"{dead.claim} ({said_so})",
+        evidence=(*dead.evidence, shown("which engine", lost[0].text[:160], None, f"line {lost[0].point.line}")),
+    )
+
+
+_RESUME = "resume from the last checkpoint"
+#: What trainers call the steps from one checkpoint to the next; and torchtune's epochs.
+_SAVES = ("save_freq", "save_steps", "save_interval", "save_every_n_steps", "ckpt_interval", "checkpoint_interval",
+          "save_period")  # fmt: skip
+_SAVES_EPOCHS = "save_every_n_epochs"
+
+
+def _without_a_checkpoint(dead: Finding, log: RunLog) -> Finding:
+    """The end again, without the advice to go on from a checkpoint where the run's settings say that none was due."""
+    if _RESUME not in dead.next_step:
+        return dead
+    every, epochs = log.algorithm.number(*_SAVES), log.algorithm.number(_SAVES_EPOCHS)
+    steps = [p.step for one in log.signals() for p in (one.points[0], one.points[-1]) if p.step is not None]
+    begun_anew = log.is_counted or min(steps, default=0) > 1
+    if every is not None and not begun_anew and (every <= 0 or max(steps, default=0) < every):
+        why = f"{next(name for name in _SAVES if log.algorithm.number(name) is not None)} = {every:g}"
+    elif epochs is not None and epochs >= 1 and not begun_anew:
+        why = f"{_SAVES_EPOCHS} = {epochs:g}: only as an epoch ends, and within the first there is none"
+    else:
+        return dead
+    return replace(
+        dead,
+        next_step=dead.next_step.replace(
+            f"or save often enough to go on: {_RESUME}",
+            f"and save more often: by the run's settings no checkpoint may be there to go on from ({why})",
+        ).replace(
+            _RESUME, f"look first whether there is a checkpoint: by the run's settings there may be none ({why})"
+        ),
+    )
+
+
+def _of_a_hang(dead: Finding, causes: list[Told], log: RunLog) -> Finding | None:
+    """The end again, where the run was ended from outside after it had long come no further: the hang is what failed,
+    and that somebody or the scheduler ended it is how that ended.
+    """
+    one = causes[0]
+    if not (_SIGTERM.search(one.text) or _BY_HAND.search(one.text) or _HUNG_UP.search(one.text)):
+        return None
+    wait = waited_until(one, log)
+    if wait is None:
+        return None
+    first, last = wait.lines[0].point, wait.lines[-1].point
+    step = "before the first logged step" if first.step is None or log.is_counted else f"after step {first.step}"
+    return replace(
+        dead,
+        severity="error",
+        claim=f"the run hung {step}: it only waited{wait.how_long} (lines {first.line} to {last.line}, "
+        f"{wait.words[:120]!r}), and was then ended from outside at line {one.point.line}: {_words(one)}",
+        where=first.where(),
+        evidence=(
+            shown("line", wait.words[:200], None, f"line {first.line}"),
+            *([shown("beside it", wait.beside, None, "log")] if wait.beside else []),
+            *([shown("seconds without a step", wait.seconds, f"< {LONG:g}")] if wait.seconds is not None else []),
+            shown("how it ended", said(one)[:200], None, f"line {one.point.line}"),
+        ),
+        cause="the trainer waits for samples that never come: generation made fewer than a step needs and starts no "
+        "more (a worker that ended or is stuck, requests that never return, samples that were lost or dropped as too "
+        "old while a limit on those in flight still counts them)"
+        if wait.is_for_samples
+        else "a hang or a deadlock: what it waits for has ended or never comes, and nothing times out; the end from "
+        "outside is no cause",
+        next_step="at the next hang, before it is ended: py-spy dump --pid PID of the trainer and of every rollout "
+        "worker shows where each stands; look at the last line of each worker's own log",
     )
 
 
@@ -910,11 +1006,6 @@ def _blamed(one: Told) -> tuple[str, str]:
     )
 
 
-#: Lines that say the same before it is a habit; and seconds between the first and the last of them before it is a
-#: stall.
-LINES, LONG = 5, 900.0
-#: Without a clock, so many lines in a row.
-MANY = 20
 _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
 #: A wait's limit, as it tells it, and what share of it is no short wait.
 _LIMIT = regex(r"(\d+) ?s\w* out of (\d+)")
@@ -929,11 +1020,12 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
-    clock or by what they say, or 20 and more without one: a warning. Of a wait that tells its limit half of it is
-    enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
-    of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
-    did not end, in a log without an end of the run, is worth knowing; so is a bar of steps that stands at 0 in a log
-    metric. A job that succeeded in a log without a metric is a warning; and so is a debugger that waits for somebody.
+    clock or by what they say, or 20 and more without one (and 3 times as many as between steps before): a warning. Of a
+    wait that tells its limit half of it is enough; one for a server that is not up is worth knowing from the first line
+    on, where no metric came. So is a bar of data preparation (Map, Filter) that stands at 0 after 10 minutes and more.
+    A phase that slime's timers began and did not end, in a log without an end of the run, is worth knowing; so is a bar
+    of steps that stands at 0 in a log metric. A job that succeeded in a log without a metric is a warning; and so is a
+    debugger that waits for somebody.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
@@ -954,8 +1046,7 @@ def waits(log: RunLog) -> Iterator[Finding]:
     after = [one for one in log.events("waiting") if (one.point.line or 0) > last.get(one.point.path, 0)]
     by_words: dict[str, list[Told]] = {}
     for one in after:
-        words = re.sub(r"[\d.:]+", "#", one.text.splitlines()[0])
-        by_words.setdefault(words, []).append(one)
+        by_words.setdefault(bare(one), []).append(one)
     if not by_words:
         return
     same = max(by_words.values(), key=len)
@@ -965,17 +1056,19 @@ def waits(log: RunLog) -> Iterator[Finding]:
     late = max(used, default=0.0) >= HALF
     if used and not late:
         return  # it has only begun to wait
-    few = len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG)
+    # As many came between steps that were taken: the log may end at any time of such a wait.
+    often = waited is None and len(same) <= 3 * as_many_before(same, log)
+    few = len(same) < LINES or often or (len(same) < MANY if waited is None else waited < LONG)
     known = failure_of(said(first))
     if few and not late and (known is None or known.general or last):
         return
     first = same[0]
     words = _CLOCK.sub("", first.text.splitlines()[0]).strip()[:120]
-    how_long = "" if waited is None else f" for {waited / 3600:.2g} hours" if waited >= 5400 else (
-        f" for {waited / 60:.2g} minutes" if waited >= 120 else f" for {waited:.3g} seconds")  # fmt: skip
+    how_long = "" if waited is None else f" for {in_words(waited)}"
     yield finding(
         "info" if few and not late else "warning",
-        f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: {len(same)} "
+        f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: "
+        f"{'over ' if len(log.events('waiting')) >= KEPT else ''}{len(same)} "
         f"line{'s say' if len(same) > 1 else ' says'} so and no metric follows: {words!r}",
         first.point.where(),
         shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),

@@ -15,7 +15,13 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight, largest_norm, stated_number
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.entropy_term import fitted_bonus
-from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
+from replay_core.diagnose.falling_apart import (
+    falls_apart,
+    fell_from,
+    lost_since,
+    runs_into_the_limit,
+    spike_before,
+)
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.function_weights import NOTHING as UNPAID
@@ -34,6 +40,8 @@ FEWEST, MANY, LONG = 5, 16, 40
 TINY = 1e-7
 #: A twentieth of the least that recipes train at: beside weights of .1 and more an update of that is lost in float32.
 NOTHING = 5e-9
+#: How many times where it began the reward that is lost has come to, before that is what it fell from.
+HIGHER = 1.2
 #: What a run calls the optimizer steps that it is to take.
 _TOTAL = ("total_steps", "max_steps", "total_training_steps", "num_steps", "steps", "num_training_steps", "max_iters")
 #: Two forwards of one set of weights differ by less in float32.
@@ -1044,9 +1052,15 @@ def reward_falls(log: RunLog) -> Finding | None:
             if spike.largest is not spike.point:
                 behind += f", and up to {spike.largest.value:.3g} at step {spike.largest.step}"
             behind += ")"
+        top, since = fell_from(series), lost_since(series)
+        height = f"{begun:.3g}"
+        if top.value > HIGHER * begun:
+            height = (
+                f"{top.value:.3g}" + ("" if top.step is None else f" at step {top.step}") + f" ({begun:.3g} at first)"
+            )
         return error(
-            f"{series.name} falls from {begun:.3g} to {now:.3g} while {apart[1]}{behind}: the policy falls apart",
-            series.first(under=begun / 2),
+            f"{series.name} falls from {height} to {now:.3g} while {apart[1]}{behind}: the policy falls apart",
+            since.where(series.name),
             series.shown(now, f">= {begun:.3g}"),
             *([] if spike is None else [spike.norms.shown_at(spike.point, f"about {spike.before:.2g}")]),
             cause="updates take from the policy what it could do: a learning rate too high, a weight decay that "
@@ -1058,8 +1072,11 @@ def reward_falls(log: RunLog) -> Finding | None:
                 else ""
             ),
             next_step="take a checkpoint from before the fall; lower the learning rate or add a KL term; " + _RECORD,
-            steps=[p.step for p in series.points if p.step is not None and p.value < begun / 2],
-        )
+            steps=[
+                p.step for p in series.points
+                if p.step is not None and p.value < begun / 2 and p.step >= (since.step or 0)
+            ],
+        )  # fmt: skip
     least, most = trends.so_far(values, min), trends.from_here(values, max)
     far = 0.5 * (max(values) - min(values))
     broken = next(

@@ -11,6 +11,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, info, shown
 from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.raised import raised
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import RunLog, Series, Told
 from replay_core.regexes import regex
@@ -64,9 +65,14 @@ _OWN = regex(rf"this process has {_SIZE} memory in use")
 #: fill where what it trains is too large for it; the share of what torch holds that lies idle before it is what fails.
 #: The share of the GPU that others hold before they are why; GiB of one piece that are much by themselves.
 HIDDEN, FULL, IDLE, OTHERS, LARGE = 2.0, 0.85, 0.05, 0.3, 1.0
+#: The share of what the processes of Ray's table hold that one of them has, before it is the one.
+HOLDS = 0.34
 #: A layer that is computed again in the backward.
 _RECOMPUTED = regex(r"utils/checkpoint\.py|activation_checkpointing|checkpoint_wrapper")
-_IN_BACKWARD = regex(r"_engine_run_backward|autograd/function\.py|run_backward")
+_IN_BACKWARD = regex(
+    r"_engine_run_backward|autograd/function\.py|run_backward|torch/_tensor\.py\", line \d+, in backward"
+    r"|autograd/__init__\.py\", line \d+, in backward"
+)
 #: GiB that a process holds beside what torch has reserved: its CUDA context, NCCL's buffers. What a saver of memory
 #: keeps for itself may be a fifth of it.
 _CONTEXT, _BESIDE = 3.0, 0.2
@@ -154,7 +160,8 @@ def out_of_memory(log: RunLog) -> Finding | None:
     handle logits or log-probabilities, with a large piece asked for, are the whole-vocabulary logits: T * V * 4 B in
     fp32, and two to three times that with its gradient. Otherwise the frames name attention, optimizer or engine.
     Where memory only grew up to there (L04), and responses did not, it is a leak that has used it up, whatever asked
-    for the last of it; where the log holds no lengths, it only grew.
+    for the last of it; where the log holds no lengths, it only grew. Of the host's memory, a process that holds a third
+    of what Ray's table has is named.
     """
     told = log.events("oom", "oom_host")
     # Ray tells of it in the caller first: the allocator's own line says more, and of its envelopes the last is nearest.
@@ -166,11 +173,14 @@ def out_of_memory(log: RunLog) -> Finding | None:
         evidence = [shown("line", one.text.splitlines()[0][:200], None, line)]
         cause = "the machine's memory, not the GPU's: offloaded states, dataloader workers, rollouts kept for too long"
         next_step = "fewer workers or less offloading; watch the resident memory per step"
+        if (user := _most(log.events("memory_user"))) is not None:
+            evidence.append(shown("holds most of it, by Ray's table (GB)", user[1], None, user[2]))
+            size = f": {user[0]} holds {user[1]:.4g} GB"
     else:
-        evidence, cause, next_step = _on_device(one.text, tried, line)
+        evidence, cause, next_step = _on_device(one, tried, line)
         if (found := _phase(one, [*told, *log.events("traceback")])) is not None:
             size += f" in {found[0]}"
-            next_step = f"{found[1]}; {next_step}"
+            next_step = "; ".join(dict.fromkeys(f"{found[1]}; {next_step}".split("; ")))
             if found[0] == _LOADS and cause == _UNSHOWN:
                 cause, next_step = _of_weights(tried, gib(one.text, _ALLOCATED)), found[1]
     if _WAKES.search(one.text) or any(_WAKES.search(each.text) for each in log.events("traceback")):
@@ -183,12 +193,12 @@ def out_of_memory(log: RunLog) -> Finding | None:
             "offload the trainer before the rollout (param_offload, optimizer_offload, --adam_offload, "
             "torch.cuda.empty_cache()); lower gpu_memory_utilization; leave the engine's sleep mode off if both fit"
         )
-    grown = _grown(log)
+    grown = _grown(log, of_host=on_host)
     if grown is not None and not _is_longer(log, grown[2] / grown[1]):
         series, begun, now = grown
         leak = ", a leak" if log.has("response_length") else ""
         size += f": it grew step by step from {begun:.4g} to {now:.4g} before ({series.name}){leak}"
-        cause, next_step = _KEPT, _SNAPSHOT
+        cause, next_step = (_KEPT_ON_HOST, _WHO_GROWS) if on_host else (_KEPT, _SNAPSHOT)
     ends = (one.point.line or 0) > log.last_lines().get(one.point.path, 0)
     if ends and one.point.step is not None and not log.is_counted:
         size += f", after step {one.point.step}"
@@ -202,6 +212,22 @@ def out_of_memory(log: RunLog) -> Finding | None:
         next_step=next_step,
         steps=steps_of(each.point for each in told),
     )
+
+
+_USER = regex(r"^(\d+)\s+([\d.]+)\s+(.+)$")
+
+
+def _most(told: Sequence[Told]) -> tuple[str, float, str] | None:
+    """Which process of Ray's table holds most of the host's memory, how many GB, and where that stands; None where none
+    holds a third of what all of them do.
+    """
+    rows = [(found[3].strip(), float(found[2]), one) for one in told if (found := _USER.match(one.text))]
+    if not rows:
+        return None
+    name, size, one = max(rows, key=lambda row: row[1])
+    if size < HOLDS * sum(row[1] for row in rows):
+        return None
+    return name.removeprefix("ray::"), size, f"line {one.point.line}"
 
 
 def _of_weights(tried: float | None, held: float | None) -> str:
@@ -235,8 +261,9 @@ def _phase(one: Told, told: Sequence[Told]) -> tuple[str, str] | None:
     return None
 
 
-def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence], str, str]:
+def _on_device(one: Told, tried: float | None, line: str) -> tuple[list[Evidence], str, str]:
     """Evidence, cause and next step of the allocator's line and the frames under it."""
+    text = one.text
     free, total, spare = (gib(text, pattern) for pattern in (_FREE, _TOTAL, _UNALLOCATED))
     others = sum(_of_others(text, spare))
     held, own = gib(text, _ALLOCATED), gib(text, _OWN)
@@ -277,6 +304,11 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
     frame = next((text for text in reversed(text.splitlines()[1:]) if text.startswith("File ")), None)
     if frame:
         evidence.append(shown("last frame", frame[:160], None, line))
+    caller = raised(one).own
+    if caller is not None and caller is not raised(one).last:
+        evidence.append(shown("called by", f"{caller.place}: {caller.code}"[:160], None, line))
+        if cause == _UNSHOWN:
+            cause = f"{_GROW}: it was asked for below {caller.place}"
     return evidence, cause, next_step
 
 
@@ -296,7 +328,8 @@ def _of_others(text: str, spare: float | None) -> list[float]:
     return found
 
 
-_UNSHOWN = "activations and logits grow with the longest micro-batch; the log does not show where it happened"
+_GROW = "activations and logits grow with the longest micro-batch"
+_UNSHOWN = f"{_GROW}; the log does not show where it happened"
 
 
 def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, str]:
@@ -433,6 +466,14 @@ def _host_grows(log: RunLog, series: Series, begun: float, now: float) -> Findin
 
 
 _KEPT = "something is kept from step to step: tensors with their graph in a list of metrics, a cache"
+_KEPT_ON_HOST = (
+    "something is kept from step to step on the host: samples, trajectories or metrics in a list of the process that "
+    "grows, objects of Ray's store that are still referred to, copies of offloaded weights"
+)
+_WHO_GROWS = (
+    "look which process grows (ps -eo pid,rss,cmd --sort=-rss at two steps), then memray or tracemalloc in it; ray "
+    "memory names objects that are held"
+)
 _SNAPSHOT = "look what is kept: torch.cuda.memory._dump_snapshot() of two steps, side by side"
 
 
@@ -441,9 +482,12 @@ def _long(log: RunLog) -> list[Series]:
     return [one for one in every if len(one.finite) >= 2 * trends.MIN_STEPS]
 
 
-def _grown(log: RunLog) -> tuple[Series, float, float] | None:
-    """Of the GPU's memory and the host's the one that grows most, and from what to what; None where none only grows."""
-    series = max(_long(log), key=_growth, default=None)
+def _grown(log: RunLog, *, of_host: bool | None = None) -> tuple[Series, float, float] | None:
+    """Of the GPU's memory and the host's, or of the one that is asked for, the one that grows most, and from what to
+    what; None where none only grows.
+    """
+    every = [one for one in _long(log) if of_host is None or (_OF_HOST.search(one.name) is not None) == of_host]
+    series = max(every, key=_growth, default=None)
     if series is None:
         return None
     values = series.finite

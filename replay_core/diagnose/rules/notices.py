@@ -528,6 +528,26 @@ def _passes(lines: list[Told], log: RunLog) -> bool:
     return behind >= _AFTERWARDS and _often(lines) <= _NOW_AND_THEN * len(steps)
 
 
+#: How many samples a line says that a judge failed on; one where it does not say.
+_SAMPLES = regex(
+    r"(?i)\b(\d{1,7})(?: ?/ ?\d{1,7}| (?:out )?of \d{1,7})? (?:samples?|responses?|completions?|rollouts?|rewards?)\b"
+)
+#: Steps behind the last sample that a judge failed on, before it is known that it did not end there.
+_WELL_AGAIN = 8
+
+
+def _hardly_any(lines: list[Told], log: RunLog) -> bool:
+    """Whether a judge failed on no more samples than one in ten steps has, in no more steps than that, and was well for
+    long behind the last: a step has many samples, so that it is a share of them that moves nothing.
+    """
+    known = [one.points for name in ("reward", "loss", "pg_loss") for one in log.all(name)]
+    steps = max(known, key=len, default=())
+    at = [sum((point.line or 0) < (one.point.line or 0) for point in steps) for one in lines]
+    samples = sum(int(found[1]) if (found := _SAMPLES.search(one.text)) else 1 for one in lines)
+    few = _NOW_AND_THEN * len(steps)
+    return samples <= few and len(set(at)) <= few and len(steps) - max(at) >= _WELL_AGAIN
+
+
 def _norms(log: RunLog) -> list[float]:
     series = log.get("grad_norm")
     return [] if series is None else series.finite
@@ -568,7 +588,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     functions that fail. Each as bad as the table says (an allocator that flushes its cache only where steps get slower,
     else it is worth knowing; requests that are preempted only where they are as many as steps, and steps get slower; a
     disk nearly full worth knowing where it comes in a tenth of the steps at the most and 20 follow; a request to a
-    judge that is sent again, attempt k of n, worth knowing until its last attempt), at its own link, with how many
+    judge that is sent again, attempt k of n, worth knowing until its last attempt, and a judge that fails on no more
+    samples than one in every tenth step, 8 steps and more before the end), at its own link, with how many
     lines say so. No greedy generation of an evaluation: behind the last step, or beside groups that have a spread. An
     engine with one request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long
     tail. One error that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a
@@ -606,9 +627,11 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         passes = _PASSES.search(text) is not None and _passes(lines, log)
         given_up = [one for one in lines if not _is_retried(one)] if known.link == "rewards" else lines
         retried = len(given_up) < min(known.fewest, len(lines))
+        few = known.link == "rewards" and known.severity == "warning" and _hardly_any(given_up or lines, log)
         mild = (
             greedy
             or retried
+            or few
             or (_CROWDED.search(text) is not None and not _holds_up(lines, log))
             or len(lines) < known.fewest
             or spared
@@ -625,7 +648,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             "initialized"
             if lost
             else known.claim
-            + (" (in few lines, and the run goes on long after them)" if passes else "")
+            + (" (in few lines, and the run goes on long after them)" if passes or (few and not retried) else "")
             + (", and each is asked again" if retried and not given_up else "")
             + ("" if why is None else f": {in_short(why.cause)}")
             + _goes(log, text),

@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 import numpy as np
+from msgspec.structs import replace
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.advantage_variants import is_rounded
@@ -629,6 +630,49 @@ def _is_steered(log: RunLog) -> bool:
     return weight is not None and len(set(weight.finite)) >= STEERED
 
 
+#: How far a penalty may lie from a line of the KL, as a share of it, and how much better that line has to fit than one
+#: of KL times length, in the median step.
+_ON_A_LINE, _BETTER = 0.02, 3.0
+
+
+def _is_summed(log: RunLog, series: Series) -> bool:
+    """Whether the KL is one of whole responses by what it takes from the reward: of two rewards that are logged, with
+    and without the penalty, the difference is one coefficient times the KL as logged in all steps, whatever the length
+    of the responses. Of a KL per token it would be a coefficient times KL and length.
+    """
+    length = log.get("response_length")
+    if length is None:
+        return False
+    kl_of = {p.step: p.value for p in series.points if math.isfinite(p.value)}
+    tokens = {p.step: p.value for p in length.points if math.isfinite(p.value) and p.value > 0}
+    rewards = log.all("reward")
+    for before, after in ((a, b) for a in rewards for b in rewards if a is not b):
+        paid = {p.step: p.value for p in after.points}
+        taken = {p.step: p.value - paid[p.step] for p in before.points if p.step in paid}
+        steps = [step for step in taken if step in tokens and abs(kl_of.get(step, 0.0)) > 0]
+        if len(steps) < trends.MIN_STEPS:
+            continue
+        whole = _off_a_line([(kl_of[step], taken[step]) for step in steps])
+        each = _off_a_line([(kl_of[step] * tokens[step], taken[step]) for step in steps])
+        if whole is not None and each is not None and whole < _ON_A_LINE and each > _BETTER * max(whole, 1e-6):
+            return True
+    return False
+
+
+def _off_a_line(pairs: list[tuple[float, float]]) -> float | None:
+    """How far y lies from a multiple of x in the median pair, as a share of it; None where none is above 0."""
+    factor = median(y / x for x, y in pairs)
+    return median(abs(y / x - factor) for x, y in pairs) / factor if factor > 1e-9 else None
+
+
+def _per_token(log: RunLog, series: Series) -> Series:
+    """The KL of whole responses by their mean length, step by step."""
+    length = given(log.get("response_length"))
+    tokens = {p.step: p.value for p in length.points if math.isfinite(p.value) and p.value > 0}
+    points = tuple(replace(p, value=p.value / tokens[p.step]) for p in series.points if p.step in tokens)
+    return replace(series, name=f"{series.name} / {length.name}", points=points)
+
+
 @rule("L10", "the KL to the reference explodes", link="trend", scope="signals", needs=("kl",),
       explains=("D01", "D03", "D14", "D20", "D24", "D25", "D26", "L08", "L09"),
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
@@ -640,9 +684,11 @@ def kl_explodes(log: RunLog) -> Finding | None:
     there: an error, in 4 steps and more (a warning where fewer than 4 of 16 and more are left and the
     reward stays); and so in two, where the reward stays below .85 of its first as well. It rises
     in every run that learns; a run without a KL term may reach 0.5. A KL whose coefficient is steered is one of whole
-    responses, with a target of several nats: no error, and worth knowing where the reward rises.
+    responses, with a target of several nats: no error, and worth knowing where the reward rises. A KL that takes from
+    the reward a coefficient times itself, whatever the length, is summed over responses, and is taken by their length.
     """
     series = given(log.get("kl"))
+    series = _per_token(log, series) if _is_summed(log, series) else series
     finite = [point for point in series.points if math.isfinite(point.value)]
     values = [abs(point.value) for point in finite]
     skip_if(len(finite) < 4, "needs the KL of 4 steps")

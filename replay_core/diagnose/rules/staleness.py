@@ -16,6 +16,7 @@ from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
+from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import Point, RunLog, Series
 
@@ -247,6 +248,15 @@ def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where
 
 #: Updates that samples may come to be old before it is no pipeline that fills; how much older, beside its beginning.
 QUEUED, OLDER = 4.0, 3.0
+#: What bounds the age in updates, in trainers' own words. prime-rl's max_async_level bounds how far the engine is
+#: behind, and no rollout that goes on over several updates.
+_BOUNDS = ("max_head_offpolicyness", "max_off_policy_steps", "max_staleness_steps", "max_staleness",
+           "max_trajectory_age_steps", "max_trajectory_age")  # fmt: skip
+#: A batch that waits for the next update is one older than what a bound counts; steps past it, and their share, that
+#: are no slip.
+_SLIP, _PAST, _OFTEN = 1.0, 3, 0.2
+#: A bound of so many updates is none: it is how a bound is switched off.
+_NONE = 100.0
 #: How far the age may grow otherwise than by one a step where no update reaches the engine.
 STANDS = 0.05
 
@@ -258,8 +268,10 @@ def ever_older(log: RunLog) -> Finding | None:
     """The logged age of the weights that sampled a step's batch, in updates: its last 3 steps at 4 and more, three
     times its first quarter and more, and a rise that chance does not explain, in 8 steps and more: a warning, an error
     past 8. A
-    pipeline that fills has its age within the first quarter of the steps, and keeps it. An age that grows by one in
-    each of the last 8 steps is that of an engine which no update reaches, since the first step of that climb.
+    pipeline that fills has its age within the first quarter of the steps, and keeps it. Where the run states a bound,
+    that takes the place of 8, and ages more than one past it in 3 steps and a fifth of all are a warning. An age that
+    grows by one in each of the last 8 steps is that of an engine which no update reaches, since the first step of that
+    climb.
     """
     series = given(log.get("weight_lag"))
     values = series.finite
@@ -267,7 +279,11 @@ def ever_older(log: RunLog) -> Finding | None:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
     stands, climb = _stands(series), _climb(series)
     begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
-    if now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
+    bounds = {name: log.algorithm.number(name) for name in _BOUNDS}
+    bound, stated = next(((n, value) for n, value in bounds.items() if value is not None and value < _NONE), ("", None))
+    allowed = LAG if stated is None else stated + _SLIP
+    said = "" if now <= allowed or stated is None else f", though {bound} is {stated:g}"
+    if stated is None and now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
         return error(
             f"samples are {now:.3g} updates old: {series.name} is past {LAG:g}, and they are far off-policy",
             series.between(over=LAG),
@@ -278,11 +294,11 @@ def ever_older(log: RunLog) -> Finding | None:
             next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
         )
     if now < QUEUED or now < OLDER * begun or not trends.rises(values):
-        return None
+        return None if stated is None else _past(series, bound, stated)
     return finding(
         # What disagrees with the trainer by then is what such samples do.
-        "error" if now > LAG else "warning",
-        f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates"
+        "error" if now > max(LAG, allowed) else "warning",
+        f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates{said}"
         + (", by one in each step: what is trained on is of weights that stand still" if stands else ""),
         series.of(climb).place if stands else series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
         series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
@@ -297,6 +313,26 @@ def ever_older(log: RunLog) -> Finding | None:
         if stands
         else "limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
         steps=[point.step for point in climb] if stands else series.steps(over=QUEUED),
+    )
+
+
+def _past(series: Series, bound: str, stated: float) -> Finding | None:
+    """That samples are older than what the run allows, in more than a few steps."""
+    past = series.between(over=stated + _SLIP)
+    if len(past.points) < _PAST or len(past.points) < _OFTEN * len(series.points):
+        return None
+    most = max(point.value for point in past.points)
+    return warning(
+        f"samples are up to {most:.3g} updates old, though {bound} is {stated:g}: {series.name} is past it in "
+        f"{len(past.points)} of {len(series.points)} steps",
+        past,
+        series.shown(most, f"<= {stated:g}"),
+        shown("steps past it", len(past.points)),
+        cause="the bound does not hold: it is counted in something else (batches that wait, requests in flight, not "
+        "the updates since a sample began), it reaches another process than the one that hands out samples, or what is "
+        "too old is counted and not dropped",
+        next_step=f"look where {bound} is read, and whether samples past it are dropped or only logged",
+        steps=steps_of(past.points),
     )
 
 

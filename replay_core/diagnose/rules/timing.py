@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator
 from itertools import pairwise
@@ -36,7 +37,7 @@ def seconds(log: RunLog) -> Series | None:
         return series
     series = log.get("iter_ms")
     if series is None:
-        return _total(log.all("phase_seconds"))
+        return _total(_no_sums(log.all("phase_seconds"), None))
     points = tuple(Point(p.step, p.value / 1000, p.micro, p.rank, p.line, p.path) for p in series.points)
     return Series("step_seconds", series.name, series.framework, "", points)
 
@@ -53,6 +54,30 @@ def _total(phases: list[Series]) -> Series | None:
     return None
 
 
+#: How far a sum's growth may lie from a step's time in the median step, as a share of it.
+_NEAR = 0.25
+
+
+def _no_sums(phases: list[Series], whole: Series | None) -> list[Series]:
+    """The phases without running sums of the whole run (RAGEN's timing_s/total): what never falls, and grows in each
+    step by what the step takes, or where that is not logged by what the other phases take together.
+    """
+
+    def is_sum(series: Series) -> bool:
+        points = [point for point in series.points if math.isfinite(point.value)]
+        grown = {b.step: b.value - a.value for a, b in pairwise(points)}
+        if len(grown) < trends.MIN_STEPS or min(grown.values()) < 0:
+            return False
+        takes: dict[int | None, float] = {}
+        for one in [whole] if whole is not None else [each for each in phases if each.name != series.name]:
+            for point in one.points:
+                takes[point.step] = takes.get(point.step, 0.0) + point.value
+        off = [abs(by - takes[step]) / takes[step] for step, by in grown.items() if takes.get(step, 0.0) > 0]
+        return len(off) >= trends.MIN_STEPS and median(off) < _NEAR
+
+    return [series for series in phases if (whole is not None and series.name == whole.name) or not is_sum(series)]
+
+
 @rule("D37", "a step takes far longer than the others", link="time", scope="signals",
       needs=("step_seconds|iter_ms|phase_seconds|tokens_per_second",),
       source="miles advisory (6 x median); torch.compile's automatic dynamic shapes; "
@@ -63,7 +88,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     use does that to short steps).
 
     8 steps or more, and only where it lengthens the step by a quarter; worth knowing alone where such steps (3 and
-    more) come as often as an evaluation. Counts, and the longest of many calls, are no phases. Steps that get 1.5 times
+    more) come as often as an evaluation. Counts, the longest of many calls, and
+    sums over the whole run are no phases. Steps that get 1.5 times
     and a second slower for good (the last quarter over the first half, a rise that chance does not explain) are a
     warning, info where responses get longer by as much, or more batches are generated for each (dynamic sampling), or
     where they take less than twice as long and several phases of work slow down alike, as on a busy machine; so
@@ -79,13 +105,14 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     more batches explain it: a warning.
     """
     whole = seconds(log)
+    told = _no_sums(log.all("phase_seconds"), whole)
     if whole is None:
         yield from _throughput(log)
     yield from _warm_up(log, whole)
     yield from _expected(log, whole)
     phases = [
         series for series in [
-            *(one for one in log.all("phase_seconds") if whole is None or one.name != whole.name),
+            *(one for one in told if whole is None or one.name != whole.name),
             *([whole] if whole else []),
         ]
         if len(series.finite) >= trends.MIN_STEPS + trends.WARM_UP and not _NO_PHASE.search(series.name)

@@ -24,6 +24,7 @@ from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.rules.learning import harder_prompts, learns_between
 from replay_core.diagnose.sheets import Sheet
+from replay_core.diagnose.short_limits import short_limit
 from replay_core.diagnose.signals import Point, RunLog, Series
 
 #: Share of cut-off responses worth saying (miles advisory), and from which hardly any ends.
@@ -151,6 +152,8 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     if series is None:
         raise Skip("the fraction of truncated responses is not finite in any step")
     skip_if(now > 1 + 1e-6, f"{series.name} is {now:.3g}, which is no fraction of responses")
+    if now < MOST and (short := _below_the_stated(log, series)) is not None:
+        return short
     if now < MANY:
         return None
     longest = [level for name in ("response_length_max", "response_length") for _, level in log.level(name)]
@@ -229,6 +232,31 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         )
         + "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D19",
         steps=steps_of(p for p in series.points if p.value >= MANY),
+    )
+
+
+#: The share of responses that a limit below the stated one cuts, in the mean of the steps, from which it matters.
+_SOME = 0.05
+
+
+def _below_the_stated(log: RunLog, series: Series) -> Finding | None:
+    """That responses are cut by another limit than the one that is stated."""
+    short, cut = short_limit(log), sum(series.finite) / len(series.finite)
+    if short is None or cut < _SOME:
+        return None
+    return warning(
+        f"responses are cut at {short.tokens:g} tokens, though {short.name} is {short.stated:g}: the longest of "
+        f"{len(short.steps)} of {len(short.longest.points)} steps has that length, and {cut:.0%} of all are cut there",
+        short.steps[0].where(short.longest.name),
+        short.longest.shown(short.tokens, f"{short.name} = {short.stated:g}"),
+        shown(f"{series.name}, mean of all steps", cut, f"< {_SOME:g}", series.source),
+        cause="another limit holds than the one that is stated"
+        + (f": {short.why}" if short.why else "")
+        + ". The engine has limits of its own (max_tokens of its sampling parameters; max_model_len or max_seq_length "
+        "less the prompt), and the smallest of them cuts",
+        next_step=f"print the sampling parameters that the engine is handed, and its context length; give it room for "
+        f"prompt and {short.stated:g} tokens, or lower {short.name} to what is meant",
+        steps=steps_of(short.steps),
     )
 
 

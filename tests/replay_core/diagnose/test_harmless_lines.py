@@ -103,3 +103,109 @@ def test_an_evaluation_of_which_one_figure_moves_is_not_still(tmp_path: Path) ->
     ids = {one.id for one in worrying(diagnosed(tmp_path, evaluated(0.0)))}
     assert {"L25", "D116"} & ids
     assert "L25" not in {one.id for one in worrying(diagnosed(tmp_path, evaluated(0.01)))}
+
+
+def test_a_judge_that_fails_on_hardly_any_sample_is_worth_knowing(tmp_path: Path) -> None:
+    line = "WARNING: math_verify timed out after 5.0s for {n} sample, score set to 0.0\n"
+
+    def severity(at: dict[int, int], each: str = line, steps: int = 80) -> str:
+        said = [trl([{}], n + 1) + each.format(n=1) * at.get(n, 0) for n in range(steps)]
+        return only(diagnosed(tmp_path, "".join(said)), "L29").severity
+
+    assert severity({10: 1, 31: 1, 62: 1}) == "info"
+    assert severity(dict.fromkeys(range(0, 80, 4), 1)) == "warning"
+    assert severity({10: 16}) == "warning"
+    assert severity({77: 1, 78: 1, 79: 1}) == "warning"
+    assert severity({1: 1, 3: 1}, steps=12) == "warning"
+    assert severity({10: 1, 31: 1}, line.format(n="40").replace("sample", "samples")) == "warning"
+
+
+def test_a_running_sum_of_the_time_is_no_phase(tmp_path: Path) -> None:
+    takes = [60.0 + n % 3 for n in range(40)]
+    sums = [{"timing_s/step": takes[n], "timing_s/total": sum(takes[: n + 1])} for n in range(40)]
+    assert not worrying(diagnosed(tmp_path, verl(sums)))
+    bare = [{**one, "timing_s/step": None} for one in sums]
+    assert not worrying(diagnosed(tmp_path, verl(bare)))
+    grows = [{"timing_s/step": 40 + 3.0 * n, "timing_s/gen": 20 + 3.0 * n} for n in range(40)]
+    assert told(diagnosed(tmp_path, verl(grows)))[0] == ("D37", "warning")
+
+
+def test_a_kl_that_is_summed_over_responses_is_taken_by_their_length(tmp_path: Path) -> None:
+    def said(whole: bool, most: float) -> str:
+        lines = []
+        for n in range(60):
+            tokens, reward, kl = 70.0 + (37 * n) % 60, 0.2 + 0.008 * n, most * n / 60
+            taken = 0.01 * kl * (1 if whole else tokens)
+            lines.append(
+                f"Step {n + 1} | scores:{reward} num_stop_tokens:128 rlhf_reward:{reward - taken} kl:{kl} "
+                f"kl_reward:{-taken} lr:3e-06 loss:0.01 policy_loss:-0.0004 value_loss:0.1 response_lengths:{tokens}\n"
+            )
+        return "".join(lines)
+
+    assert not worrying(diagnosed(tmp_path, said(whole=True, most=8.0)))
+    of_tokens = only(diagnosed(tmp_path, said(whole=False, most=2.0)), "L10")
+    assert of_tokens.severity == "warning"
+    torn = only(diagnosed(tmp_path, said(whole=True, most=900.0)), "L10")
+    assert torn.severity == "error"
+    assert "kl / response_lengths" in torn.claim
+
+
+def test_a_limit_below_the_stated_one_is_named(tmp_path: Path) -> None:
+    def said(longest: float, cut: float, stated: str) -> str:
+        step = {"completions/max_length": longest, "completions/clipped_ratio": cut, "completions/mean_length": 200.0}
+        return f"GRPOConfig({stated}, temperature=1.0)\n" + trl([step] * 30)
+
+    found = only(diagnosed(tmp_path, said(256.0, 0.2, "max_completion_length=1024")), "D20")
+    assert found.severity == "warning"
+    assert "cut at 256 tokens, though max_completion_length is 1024" in found.claim
+    whole = "max_seq_length=768, max_prompt_length=512, max_completion_length=1024"
+    assert (
+        "max_seq_length = 768 less max_prompt_length" in only(diagnosed(tmp_path, said(256.0, 0.2, whole)), "D20").cause
+    )
+    assert not worrying(diagnosed(tmp_path, said(256.0, 0.2, "max_completion_length=256")))
+    assert not worrying(diagnosed(tmp_path, said(256.0, 0.0, "max_completion_length=1024")))
+    varied = [{"completions/max_length": 256.0 + 40 * (n % 7), "completions/clipped_ratio": 0.2} for n in range(30)]
+    assert not worrying(diagnosed(tmp_path, "GRPOConfig(max_completion_length=1024)\n" + trl(varied)))
+
+
+def test_the_age_of_samples_is_held_against_the_bound_that_is_stated(tmp_path: Path) -> None:
+    def said(ages: list[float], bound: str = "max_head_offpolicyness=4") -> str:
+        name = "ppo_actor/update/version_stats/sample_staleness_theta_max"
+        return f"rollout config: max_concurrent_rollouts=128 {bound} queue_size=None\n" + trl([{name: n} for n in ages])
+
+    grows = only(diagnosed(tmp_path, said([0.3 * n for n in range(80)])), "D31")
+    assert (grows.severity, "though max_head_offpolicyness is 4" in grows.claim) == ("error", True)
+    rests = only(diagnosed(tmp_path, said([0.0, 2.0, *[6.0 + n % 3 for n in range(40)]])), "D31")
+    assert rests.severity == "warning"
+    assert "up to 8 updates old, though max_head_offpolicyness is 4" in rests.claim
+    assert not worrying(diagnosed(tmp_path, said([0.0, *[1.0 + n % 4 for n in range(40)]])))
+    assert not worrying(diagnosed(tmp_path, said([0.0, *[3.0 + (n % 20 == 9) * 2 for n in range(40)]])))
+    wide = [0.0, *[9.0 + n % 4 for n in range(40)]]
+    assert not worrying(diagnosed(tmp_path, said(wide, "max_head_offpolicyness=12")))
+    assert only(diagnosed(tmp_path, said(wide, "")), "D31").severity == "error"
+    assert only(diagnosed(tmp_path, said(wide, "max_off_policy_steps=999")), "D31").severity == "error"
+
+
+_EMPTY = "⏳ Buffer empty or not enough groups to form a full step, waiting...\n"
+_SHORT = "🔍 Debug: Buffer has 11 trajectories but sampling requires exactly 16.\n"
+_ENDED = "slurmstepd: error: *** STEP 55120.0 ON h100-018 CANCELLED AT 2026-06-30T20:04:18 ***\n"
+_IDLES = (
+    "INFO 06-30 16:16:48 [loggers.py:123] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: "
+    "0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.0%\n"
+)
+
+
+def test_a_hang_is_told_before_the_end_from_outside_that_it_came_to(tmp_path: Path) -> None:
+    steps = trl([{}] * 20)
+    hung = only(diagnosed(tmp_path, steps + _IDLES + (_SHORT + _EMPTY * 99) * 10 + _ENDED), "L06")
+    assert hung.severity == "error"
+    assert hung.claim.startswith("the run hung after step 20: it only waited for 3.8 hours (lines 23 to ")
+    assert "Buffer has 11 trajectories" in str(hung.evidence)
+    no_clock = only(diagnosed(tmp_path, steps + _EMPTY * 300 + "Terminated\n"), "L06")
+    assert no_clock.claim.startswith("the run hung after step 20")
+    # Waiting that every step has is none, and the end from outside is all there is to tell.
+    usual = "".join(trl([{}], n + 1) + _EMPTY * 8 for n in range(10))
+    assert only(diagnosed(tmp_path, usual + _EMPTY * 12 + "Terminated\n"), "L06").claim.startswith("the run died")
+    assert not worrying(diagnosed(tmp_path, usual + _EMPTY * 12))
+    soon = _IDLES + _EMPTY * 6 + _ENDED.replace("T20:04:18", "T16:18:20")
+    assert only(diagnosed(tmp_path, steps + soon), "L06").claim.startswith("the run died")
