@@ -14,7 +14,7 @@ from replay_core.documents.diagnosis import Severity
 from replay_core.regexes import regex
 
 
-class Meaning(Struct, frozen=True):
+class MeaningOfLines(Struct, frozen=True):
     """What a line means. `fewest`: lines of it before it is more than worth knowing."""
 
     link: str
@@ -38,8 +38,8 @@ _RESUMED = (
 )
 _SHARE = "count how many of a step's samples they are, and which: what is left is not what the prompts are"
 
-MEANINGS: dict[str, Meaning] = {
-    "weights.skipped": Meaning(
+MEANINGS: dict[str, MeaningOfLines] = {
+    "weights.skipped": MeaningOfLines(
         "rollout_logprobs", "warning",
         "the engine skips weights that are sent to it, as it knows no parameter of their names (params_dict): it keeps "
         "what it had in their place",
@@ -51,13 +51,13 @@ MEANINGS: dict[str, Meaning] = {
         throughout="error",
         mild=regex(r"(?i)rotary_emb|inv_freq|[qkv]_scale\b|kv_scale|input_scale|masked_bias|attn\.bias\b|_extra_state"),
     ),
-    "weights.not_sent": Meaning(
+    "weights.not_sent": MeaningOfLines(
         "rollout_logprobs", "warning", "a weight update of the engine is skipped: it samples with old weights",
         "no engine was there to take it (all are down, restarted or asleep), or it is switched off for this engine",
         "look at the engines' own logs at that time; stop the run where an update is not confirmed; rldbg weights "
         "compares the engine's weights with the checkpoint's", throughout="error",
     ),
-    "weights.old_cache": Meaning(
+    "weights.old_cache": MeaningOfLines(
         "rollout_logprobs", "warning",
         "the engine's prefix cache is not reset for new weights, as requests still use its blocks: keys and values of "
         "old weights are read on",
@@ -65,7 +65,7 @@ MEANINGS: dict[str, Meaning] = {
         "pause generation or abort the requests before the update (partial rollouts: reset_prefix_cache after they "
         "have ended); enable_prefix_caching=False tells whether it is this", fewest=3,
     ),
-    "weights.other_model": Meaning(
+    "weights.other_model": MeaningOfLines(
         "rollout_logprobs", "warning",
         "the engine that samples is started from another model than the trainer, and no weights are sent to it "
         "(update_weights is False): the policy never reaches it",
@@ -73,26 +73,26 @@ MEANINGS: dict[str, Meaning] = {
         "the same path on both sides, or update_weights: true for that model",
         mild=regex(r"(?i)^(?!.*\bmodel ['\"]?(?:actor|policy|default|main|rollout)\b)"),
     ),
-    "weights.routing": Meaning(
+    "weights.routing": MeaningOfLines(
         "gradient", "warning", "experts are chosen in turn and not by the router (forced balanced routing): a setting "
         "of tests and benchmarks is on, and the router is not trained",
         "debug.force_balanced_routing is on: the model is another one than is sampled from", "switch it off",
     ),
-    "weights.adapter": Meaning(
+    "weights.adapter": MeaningOfLines(
         "optimizer", "warning", "the checkpoint lacks weights of the adapter: those layers of LoRA begin anew",
         "names do not fit (another name of the adapter, another version of PEFT, other target modules), so that what "
         "was trained is not loaded",
         "compare the names: rldbg show CHECKPOINT; print the adapter's weights behind the load (lora_B of 0 is a fresh "
         "one)",
     ),
-    "weights.missing": Meaning(
+    "weights.missing": MeaningOfLines(
         "logprobs", "warning", "weights of the model are missing in the checkpoint: those layers begin at random",
         "names or the architecture do not fit, or the checkpoint was not written whole; of a head that is shared with "
         "the embedding (tied) nothing is wrong",
         "compare the names it lists with the checkpoint's: rldbg show CHECKPOINT",
         mild=regex(r"(?i)\[['\"](?:\w+\.)*lm_head\.weight['\"]\]"),
     ),
-    "weights.unused": Meaning(
+    "weights.unused": MeaningOfLines(
         "logprobs", "warning",
         "weights of an adapter or wrapper in the checkpoint are not used: the model is loaded without them",
         "the checkpoint holds LoRA's weights (or names with a wrapper's prefix) that this class does not know: what "
@@ -101,19 +101,19 @@ MEANINGS: dict[str, Meaning] = {
         "names", mild=regex(r"(?i)^(?!.*(?:lora_|base_model\.|base_layer|modules_to_save|_fsdp_wrapped|_orig_mod"
                    r"|\['\"](?:module|actor|policy)\.))"),
     ),
-    "weights.random": Meaning(
+    "weights.random": MeaningOfLines(
         "logprobs", "warning", "the model begins at random: no weights are loaded",
         "a setting of tests is on (random initialisation), or no checkpoint was found to begin from",
         "the path of the weights to begin with; the loss of the first step is the logarithm of the vocabulary where "
         "weights are random",
     ),
-    "weights.task_type": Meaning(
+    "weights.task_type": MeaningOfLines(
         "optimizer", "warning", "the adapter's task_type is not SEQ_CLS: the score head of the reward model is neither "
         "trained nor saved with it",
         "PEFT keeps the head beside the adapter for task_type SEQ_CLS alone: without it the head stays random",
         "lora_task_type=SEQ_CLS (LoraConfig(task_type='SEQ_CLS')), or modules_to_save=['score']",
     ),
-    "weights.offloaded": Meaning(
+    "weights.offloaded": MeaningOfLines(
         "time", "warning", "parameters of the model were put on the CPU or the disk, as it does not fit into the GPU "
         "memory that is free",
         "device_map='auto' puts there what has no room: generation is many times slower, and such layers may not be "
@@ -121,29 +121,29 @@ MEANINGS: dict[str, Meaning] = {
         "nvidia-smi: what else is on the GPU; fewer bits, a smaller model, or more GPUs; device_map={'': 0} fails at "
         "once instead",
     ),
-    "weights.tied": Meaning(
+    "weights.tied": MeaningOfLines(
         "optimizer", "info", "an adapter is put on a head that shares its weights with the embedding",
         "after a merge both are changed, or the head's change is lost in a format that stores shared weights once",
         "leave lm_head out of target_modules, or untie (tie_word_embeddings=False) before saving",
     ),
-    "weights.rounded": Meaning(
+    "weights.rounded": MeaningOfLines(
         "rollout_logprobs", "info", "an adapter is merged into quantised weights: the result is rounded to 4 or 8 bits",
         "what the engine samples with differs from what is trained by that rounding",
         "merge into the weights in bf16, or let the engine load the adapter beside the base model",
     ),
-    "resume.anew": Meaning(
+    "resume.anew": MeaningOfLines(
         "optimizer", "warning",
         "a checkpoint was to be loaded and none was found: the run begins anew, from its first weights and step 0",
         _RESUMED, "ls the path that the line names, on this node; compare it with where the last run says it saved",
     ),
-    "samples.queue": Meaning(
+    "samples.queue": MeaningOfLines(
         "groups", "warning", "finished samples are thrown away: the queue between rollouts and trainer is full",
         "the trainer is slower than the rollouts: what is thrown away was computed in vain, and long answers, which "
         "come last, are thrown away more often",
         "a larger queue (max_queue_size), fewer rollouts at once or a smaller staleness_threshold; more GPUs for the "
         "trainer", fewest=10, throughout="warning",
     ),
-    "samples.retokenized": Meaning(
+    "samples.retokenized": MeaningOfLines(
         "tokens", "warning",
         "tokens that are trained on are not those that were sampled: messages are tokenised anew, and it comes out "
         "otherwise",
@@ -152,235 +152,235 @@ MEANINGS: dict[str, Meaning] = {
         "keep the engine's token ids and add each turn's tokens to them; print one sample of both where they part",
         fewest=3,
     ),
-    "samples.data_error": Meaning(
+    "samples.data_error": MeaningOfLines(
         "tokens", "warning", "samples of the data set fail as they are made into prompts, and are left out or replaced "
         "by another one",
         "a template that refuses some messages, an image that cannot be read, a field that is missing: what is left is "
         "another data set", "raise instead (strict), and print one of them; " + _SHARE, fewest=20,
     ),
-    "samples.few_trainable": Meaning(
+    "samples.few_trainable": MeaningOfLines(
         "groups", "warning", "few of a step's samples are trainable",
         "all answers to most prompts earn the same: prompts too hard or too easy for this policy, or a reward that "
         "does not tell answers apart; or most end in an error or are cut",
         "look at the rewards of one group by hand; filter prompts by solve rate; more responses per prompt", fewest=3,
     ),
-    "samples.cancelled": Meaning(
+    "samples.cancelled": MeaningOfLines(
         "groups", "warning", "rollouts are cancelled again and again, as they are too many updates old",
         "rollouts take longer than the trainer needs for the updates that it allows (max_off_policy_steps): the long "
         "and hard ones are lost, and short answers are what is trained on",
         "raise the limit, or lower how many run at once; a smaller limit of tokens or turns; look at the length of "
         "what is cancelled", fewest=5,
     ),
-    "samples.failed": Meaning(
+    "samples.failed": MeaningOfLines(
         "groups", "warning", "rollouts fail again and again and are left out",
         "a sandbox, tool or server of the environment that is not up, an engine that does not answer in time, a "
         "mistake in the agent's code: long and hard ones fail more often, so that what is left is another selection",
         "the first of these errors in the environment's own log; " + _SHARE, fewest=10,
     ),
-    "samples.empty_batch": Meaning(
+    "samples.empty_batch": MeaningOfLines(
         "groups", "warning", "batches are empty: every sample of a step failed or was filtered away",
         "every episode ends in an error, or no group has a spread of rewards: nothing is trained in that step, and "
         "the run ends itself after some of them in a row",
         "look at the rewards and errors of one batch by hand; easier prompts, a working sandbox, a looser filter",
         fewest=2, throughout="error",
     ),
-    "samples.too_long": Meaning(
+    "samples.too_long": MeaningOfLines(
         "tokens", "warning", "samples are left out as they are longer than the limit of tokens",
         "long answers (or examples) are never trained on: the policy learns from short ones alone",
         "raise the limit that the line names (token_budget, cutoff_len), or generate and select within it; " + _SHARE,
         fewest=10,
     ),
-    "samples.invalid": Meaning(
+    "samples.invalid": MeaningOfLines(
         "tokens", "warning", "examples of the data set are dropped as invalid",
         "roles that do not alternate, a conversation without a prompt or an answer, another format than is declared",
         "print one of them; compare its format with the data set's description (dataset_info.json); " + _SHARE,
         fewest=10,
     ),
-    "samples.untrained": Meaning(
+    "samples.untrained": MeaningOfLines(
         "masks", "warning", "samples without one trained token: they are skipped, or count for nothing in the loss",
         "the marker of the answer is not in the text as it is tokenised (another template), the prompt fills the "
         "window, or no tokens were recorded for an episode",
         "print one sample's tokens beside its labels; the template of this model; a longer window", fewest=5,
     ),
-    "samples.off_by_one": Meaning(
+    "samples.off_by_one": MeaningOfLines(
         "masks", "warning", "prompt and answer together are not tokenised as the prompt and then the answer: the mask "
         "between them is off by a token",
         "a blank or special token at the border, merged with its neighbour: as a rule one token of each such sample",
         "let the template end the prompt (add_generation_prompt) and begin the answer without a blank; print both for "
         "one sample", fewest=10,
     ),
-    "samples.images": Meaning(
+    "samples.images": MeaningOfLines(
         "tokens", "warning", "not all images of samples could be loaded: their placeholders do not fit what the model "
         "sees",
         "files that are missing or broken, a path that this node does not have, a server that refuses",
         "open one of them on that node; leave such samples out; " + _SHARE, fewest=5,
     ),
-    "samples.cut_prompt": Meaning(
+    "samples.cut_prompt": MeaningOfLines(
         "tokens", "warning", "prompts are longer than max_prompt_length and are cut: the question, or what tells the "
         "model how to answer, is missing",
         "max_prompt_length is smaller than the data's prompts", "raise it, or filter such prompts; " + _SHARE, fewest=5,
     ),
-    "samples.no_room": Meaning(
+    "samples.no_room": MeaningOfLines(
         "tokens", "warning", "almost no token is left for the answer: prompt and turns fill the context",
         "max_tokens is lowered so that prompt and answer fit into max_model_length: such answers are cut at their "
         "first words",
         "raise max_model_length, shorten what tools return, or end the episode before", fewest=5,
         mild=regex(r"(?i)tokens to [1-9]\d{2,}"),
     ),
-    "samples.leftover": Meaning(
+    "samples.leftover": MeaningOfLines(
         "groups", "warning", "samples of each step are dropped, as they do not fill a whole batch",
         "the number of samples is no multiple of the batch size (times ranks): what is left over was generated in vain",
         "sizes that divide; fewer prompts per step, or a smaller batch", fewest=3,
     ),
-    "samples.stale": Meaning(
+    "samples.stale": MeaningOfLines(
         "groups", "warning", "finished samples are dropped as too old",
         "they were sampled by weights of more updates ago than is allowed: long answers, which take longest, are lost "
         "more often",
         "allow more, or fewer rollouts at once; a smaller limit of tokens", fewest=10,
     ),
-    "samples.masked": Meaning(
+    "samples.masked": MeaningOfLines(
         "masks", "warning", "every response of a batch is masked: no token of it is trained on",
         "all were cut off, failed or were filtered (their loss masks are 0): the loss of that step is 0 or 0/0",
         "print the masks and stop reasons of one batch; a larger limit of tokens; leave such batches out",
         throughout="error",
     ),
-    "samples.aborted": Meaning(
+    "samples.aborted": MeaningOfLines(
         "time", "info", "the engine aborts requests",
         "partial rollouts abort what runs at a weight update, which is as it should be; else the client gave up (a "
         "time limit, a connection that broke), and those samples are lost",
         "compare their number with the requests of a step; raise the client's time limit",
     ),
-    "samples.group_of_one": Meaning(
+    "samples.group_of_one": MeaningOfLines(
         "groups", "warning", "one response per prompt: a group of one has no baseline, and the method is REINFORCE",
         "the number of samples per prompt is 1: an advantage against the group's own mean is 0, and one without a "
         "baseline is noisy", "4 and more samples per prompt (8 in most recipes)",
     ),
-    "samples.pad_is_end": Meaning(
+    "samples.pad_is_end": MeaningOfLines(
         "masks", "info", "the pad token is the end token",
         "where labels are masked by the pad's id, and not by length, the end token is never trained, and answers do "
         "not end", "look whether the last label of one sample is the end token; a pad token of its own",
     ),
-    "samples.regex": Meaning(
+    "samples.regex": MeaningOfLines(
         "tokens", "warning", "the tokenizer splits text by a wrong pattern: its tokens are not those that the model "
         "was trained with",
         "the saved tokenizer of this model has an error that transformers knows of",
         "fix_mistral_regex=True where it is loaded, in trainer and engine alike",
     ),
-    "samples.regex_said": Meaning(
+    "samples.regex_said": MeaningOfLines(
         "tokens", "info", "the tokenizer is said to split text by a wrong pattern",
         "some versions of transformers say so of every local model; of one that comes from Mistral's it is true",
         "compare its tokens of one text with the model's own tokenizer; fix_mistral_regex=True",
     ),
-    "rewards.none": Meaning(
+    "rewards.none": MeaningOfLines(
         "rewards", "warning", "samples for which every reward function returns None: they have no reward (NaN)",
         "a function that knows only some tasks, or that needs a column that these samples do not have (solution None)",
         "print one of the samples that it names; return 0.0 where an answer is wrong, and leave out samples without a "
         "truth", fewest=2,
     ),
-    "rewards.service": Meaning(
+    "rewards.service": MeaningOfLines(
         "rewards", "warning", "the service that gives rewards (or runs the task) failed for good on samples: they get "
         "0, or none",
         "it is down, too slow, or its address is another: right answers are punished as wrong ones are",
         "its own log at that time, and curl it from that node; leave such samples out of the loss instead of a 0",
         fewest=2,
     ),
-    "rewards.no_truth": Meaning(
+    "rewards.no_truth": MeaningOfLines(
         "rewards", "warning", "samples have no ground truth: their reward is always 0",
         "a column that is missing or named otherwise, or rows without an answer",
         "print one sample's keys; leave such rows out", fewest=3,
     ),
-    "rewards.no_function": Meaning(
+    "rewards.no_function": MeaningOfLines(
         "rewards", "warning", "no reward function is known for the data set of some samples: they earn nothing",
         "the name of their data source is none that the built-in rewards know",
         "a known name in that column, or a function of your own for it", throughout="error",
     ),
-    "rewards.cut": Meaning(
+    "rewards.cut": MeaningOfLines(
         "rewards", "warning", "the judge is shown messages that were cut to its context",
         "answers are longer than the judge's context: what it scores may lack the end, where the result stands",
         "a judge with a longer context; hand it the final answer alone", fewest=20,
     ),
-    "running.engine": Meaning(
+    "running.engine": MeaningOfLines(
         "time", "warning", "an inference engine did not answer its health check and was ended: fewer engines go on",
         "the engine hangs or died (out of memory, a kernel, a long request), or the check's time is too short",
         "the engine's own log at that time; look whether it is started again; raise the check's time limit only where "
         "it still worked", over=regex(r"(?i)recover|restart|started again|is back"),
     ),
-    "running.no_broadcast": Meaning(
+    "running.no_broadcast": MeaningOfLines(
         "rollout_logprobs", "warning", "the trainer did not send its last weights in time, and the run ends without "
         "them",
         "the trainer hangs, died or was still at work: the last version was not sampled from or evaluated",
         "the trainer's own log at that time; look whether its last checkpoint is whole",
     ),
-    "running.on_cpu": Meaning(
+    "running.on_cpu": MeaningOfLines(
         "time", "warning", "a slow implementation runs in place of kernels: Triton does not work here, and what needs "
         "it is computed on the CPU",
         "Triton is not installed for this torch and Python, or does not know this device",
         "pip install triton (the version that torch pins); python -c 'import triton'",
     ),
-    "running.slow_path": Meaning(
+    "running.slow_path": MeaningOfLines(
         "time", "info", "a slow implementation runs in place of a kernel that is not installed: the fast path is off",
         "linear attention falls back to plain torch: many times slower on long texts, and rounded otherwise than the "
         "engine's kernels",
         "install what the line names (flash-linear-attention, causal-conv1d) for this torch and Python",
     ),
-    "running.object_store": Meaning(
+    "running.object_store": MeaningOfLines(
         "time", "info", "Ray's object store lies on a disk, as /dev/shm is too small",
         "a container has 64 MB of shared memory unless it is told otherwise: batches that are handed over are written "
         "to a file, and it is slower",
         "docker run --shm-size=64g (an emptyDir of medium Memory at /dev/shm in Kubernetes)",
     ),
-    "running.4bit": Meaning(
+    "running.4bit": MeaningOfLines(
         "time", "info", "4-bit layers compute in float32", "bnb_4bit_compute_dtype is not set: slower than in bf16",
         "bnb_4bit_compute_dtype=torch.bfloat16",
     ),
-    "running.no_cache": Meaning(
+    "running.no_cache": MeaningOfLines(
         "time", "info", "keys and values are not cached under gradient checkpointing",
         "where the model that is trained also generates, every token computes the whole text again",
         "gradient_checkpointing_disable() around generation, or an engine of its own",
     ),
-    "running.sliding": Meaning(
+    "running.sliding": MeaningOfLines(
         "logprobs", "info", "sliding-window attention is not applied by this implementation",
         "texts longer than the window are attended to whole, which an engine that applies the window does not",
         "attn_implementation='flash_attention_2', where the model's config uses its window at all",
     ),
-    "running.window": Meaning(
+    "running.window": MeaningOfLines(
         "time", "info", "flash attention is not installed, or is too old for windows",
         "another implementation of attention is taken", "pip install flash-attn for this torch",
     ),
-    "running.rope": Meaning(
+    "running.rope": MeaningOfLines(
         "logprobs", "info", "keys of rope_scaling are not known to this version of transformers",
         "as a rule keys for another library, and the scaling itself is applied; else positions beyond the first length "
         "differ from the engine's", "compare rope_scaling with the model's page",
     ),
-    "running.flags": Meaning(
+    "running.flags": MeaningOfLines(
         "rollout_logprobs", "info", "generation flags (temperature, top_p, top_k) are ignored",
         "generation is greedy there, or the flags are of a generation_config that is not used for it",
         "do_sample=True where answers of a group are to differ",
     ),
-    "running.defaults": Meaning(
+    "running.defaults": MeaningOfLines(
         "rollout_logprobs", "info", "the engine takes temperature, top_p and top_k from the model's generation_config "
         "where a request does not name them",
         "sampling is then sharper than the trainer's log-probabilities say",
         "name all of them in the request (temperature=1, top_p=1, top_k=-1), or --generation-config vllm",
     ),
-    "running.moe": Meaning(
+    "running.moe": MeaningOfLines(
         "time", "info", "the MoE kernel has no tuned configuration for this GPU", "it is slower than it could be",
         "benchmark_moe.py of vLLM (or SGLang) tunes one",
     ),
-    "running.all_reduce": Meaning(
+    "running.all_reduce": MeaningOfLines(
         "time", "info", "custom all-reduce is off: the GPUs do not reach each other's memory",
         "tensor parallelism is slower over PCIe", "nvidia-smi topo -m; fewer GPUs per engine",
     ),
-    "running.tracker": Meaning(
+    "running.tracker": MeaningOfLines(
         "time", "info", "Weights & Biases leaves out metrics whose step is smaller than the last one",
         "two processes or places log with counters of their own: what is seen there is not whole",
         "wandb.define_metric with a step of its own; one place that counts",
     ),
-    "running.kernel": Meaning(
+    "running.kernel": MeaningOfLines(
         "time", "info", "the node's kernel is older than 5.5, with which a process may hang",
         "known of multi-GPU jobs at their start", "another node; a newer kernel, if it hangs",
     ),
-    "running.dropout": Meaning(
+    "running.dropout": MeaningOfLines(
         "time", "info", "an adapter with dropout takes a slower way", "fast patches are made for dropout 0",
         "lora_dropout=0",
     ),

@@ -27,7 +27,7 @@ _WHAT = {
 _Placed = tuple[Sheet, list[int | None]]
 
 
-class _Lost(Struct):
+class _LostMask(Struct):
     """One mask over the steps: what the update counts of what it leaves out."""
 
     mask: Column
@@ -57,7 +57,7 @@ def masks_lost(case: Case) -> Iterator[Finding]:
     where the losses of several micro-batches are made with these tokens and not without them; nothing where they are
     made without them; else a warning. A mask that leaves out more than the samples' does is normal.
     """
-    looked, found = False, dict[str, _Lost]()
+    looked, found = False, dict[str, _LostMask]()
     for batch in case.batches():
         every = batch.columns.sheets
         updates = [one for one in every if all(part.held.record.key.micro is not None for part in one[0].parts)]
@@ -79,7 +79,7 @@ def masks_lost(case: Case) -> Iterator[Finding]:
                 continue
             is_held = _first(batch, updates, name) is not None
             whose = "the trajectory's" if samples[0][0].name == "trajectory" else "the samples'"
-            lost = found.setdefault(name, _Lost(mask, own, batch.laid.where(name, at=left_N), whose, is_held))
+            lost = found.setdefault(name, _LostMask(mask, own, batch.laid.where(name, at=left_N), whose, is_held))
             lost.counted += int(counted_N.sum())
             if left_N.any():
                 _take(lost, batch, counted_N, left_N)
@@ -101,7 +101,7 @@ def _left_out_N(mask: Column) -> Array:
     return left_N
 
 
-def _take(lost: _Lost, batch: StepBatch, counted_N: Array, left_N: Array) -> None:
+def _take(lost: _LostMask, batch: StepBatch, counted_N: Array, left_N: Array) -> None:
     """Add a step that shows it, with what its losses say."""
     lost.left += int(left_N.sum())
     lost.steps.append(batch.step)
@@ -113,7 +113,7 @@ def _take(lost: _Lost, batch: StepBatch, counted_N: Array, left_N: Array) -> Non
     lost.refuted += without is True and with_them is False
 
 
-def _told(name: str, lost: _Lost) -> Finding:
+def _told(name: str, lost: _LostMask) -> Finding:
     mask, own = lost.mask, lost.own
     silent: list[Evidence] = []
     if lost.silent:

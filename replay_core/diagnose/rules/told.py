@@ -9,7 +9,7 @@ from replay_core.diagnose.finding import SEVERITIES, Evidence, Finding, finding,
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.diagnose.told_texts import MEANINGS, Meaning
+from replay_core.diagnose.told_texts import MEANINGS, MeaningOfLines
 from replay_core.documents.diagnosis import Severity
 from replay_core.dumps.told_lines import key_of
 from replay_core.regexes import regex
@@ -108,7 +108,7 @@ def _told(kind: str, log: RunLog) -> Iterator[Finding]:
         )
 
 
-def _claim(known: Meaning, told: list[Told], log: RunLog) -> str:
+def _claim(known: MeaningOfLines, told: list[Told], log: RunLog) -> str:
     if known.over is not None and _is_over(known.over, told[-1], log):
         return known.claim.partition(":")[0] + ", and was started again"
     return known.claim
@@ -125,11 +125,11 @@ def _beside(keys: Sequence[str], lines: dict[str, list[Told]]) -> Iterator[Evide
                     f"line {one.point.line}")  # fmt: skip
 
 
-def _is_mild(known: Meaning, one: Told) -> bool:
+def _is_mild(known: MeaningOfLines, one: Told) -> bool:
     return known.mild is not None and known.mild.search(one.text) is not None
 
 
-def _severity(known: Meaning, key: str, told: list[Told], log: RunLog) -> Severity:
+def _severity(known: MeaningOfLines, key: str, told: list[Told], log: RunLog) -> Severity:
     bad = [one for one in told if not _is_mild(known, one)]
     if not bad or (known.over is not None and _is_over(known.over, bad[-1], log)):
         return "info"
