@@ -41,7 +41,7 @@ def otherwise(case: Case) -> Iterator[Finding]:
     every step has one other number of answers than is stated (one rank's records, or more answers than stated); where
     responses of one turn are longer than their limit, or 8 and more are cut off at one length that is below it; where
     each step has another number of epochs or mini-batches than is stated, as its records count them (epochs over the
-    steps in a row that hold the same rows, mini-batches where each step has the same ones); and where the logged
+    steps in a row that hold the same rows, mini-batches where each step has the first one); and where the logged
     learning rate rises over the stated one by a fiftieth, or rests at another one (worth knowing where they are less
     than 1.25 times apart).
     """
@@ -211,7 +211,7 @@ def _passes(case: Case, looked: list[bool]) -> Iterator[Finding]:
         if not stated or len(numbers) < STEPS:
             continue
         told = {step: len(each) for step, each in numbers.items()}
-        if len({frozenset(each) for each in numbers.values()}) > 1:
+        if len({min(each) for each in numbers.values()}) > 1:
             # Optimizer steps may be counted as steps: what a batch has is then over the steps that hold its rows.
             told = _by_batch(case, numbers, last) if which == 0 else {}
         if len(told) < STEPS:
