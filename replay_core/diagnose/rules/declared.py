@@ -41,7 +41,7 @@ def otherwise(case: Case) -> Iterator[Finding]:
     every step has one other number of answers than is stated (one rank's records, or more answers than stated); where
     responses of one turn are longer than their limit, or 8 and more are cut off at one length that is below it; where
     each step has another number of epochs or mini-batches than is stated, as its records count them (epochs over the
-    steps in a row that hold the same rows, mini-batches where each step has the same ones), or most steps have more
+    steps in a row that hold the same rows, mini-batches where each step has the first one), or most steps have more
     mini-batches and not all of them as many; and where the logged learning rate rises over the stated one by a
     fiftieth, or rests at another one (worth knowing where they are less than 1.25 times apart).
     """
@@ -214,7 +214,7 @@ def _passes(case: Case, looked: list[bool]) -> Iterator[Finding]:
         if which == 1 and (uneven := _uneven(told, stated)) is not None:
             looked[0] = True
             yield uneven
-        if len({frozenset(each) for each in numbers.values()}) > 1:
+        if len({min(each) for each in numbers.values()}) > 1:
             # Optimizer steps may be counted as steps: what a batch has is then over the steps that hold its rows.
             told = _by_batch(case, numbers, last) if which == 0 else {}
         if len(told) < STEPS:
