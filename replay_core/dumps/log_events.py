@@ -276,9 +276,8 @@ HINT = regex(
     r"|[Gg]raph [Bb]reak|not finite|Gradient overflow|found (?:[Nn]a[Nn]|[Ii]nf|NAN|INF)"
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
-    r"|[Ww]aiting (?:for|on|until)|[Ww]aiting ?(?:\.\.|…)|[Bb]uffer has \d"
-    r"|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
-    r"|ealth check failed for|^\d+\s+\d+\.\d\d\s+(?:ray::|python)|restart|is back|[Rr]ecovered|replaced|started again"
+    r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
+    r"|restart|is back|[Rr]ecovered|replaced|started again"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: (?:error|fatal)|sbatch: e"
     r"|salloc: e|Non-root FSDP"
     r"|[Ll]oss (?:is|became|=)|lr_scheduler|Exceeded|low on "
@@ -311,6 +310,7 @@ HINT = regex(
     r"|register memory|emory registration|pthread_create|Too many open|connect to GCS|mesh failure|ephemeral"
     r"|node shutdown|specified deadline|FailedScheduling|ImagePull|pull image|entrypoint command|supervisor actor"
     r"|using all available RAM|bad_alloc"
+    r"|[Ww]aiting ?(?:\.\.|…)|[Bb]uffer has \d|ealth check failed for|^\d+\s+\d+\.\d\d\s+(?:ray::|python)"
     r"|^\s*rank\s+: \d|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
 
