@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import prod
 from typing import Any, Literal
 
@@ -143,6 +143,8 @@ class RankGroup:
         self._unread: set[int] = set()
         #: Of weights, by name without numbers: how many copies are equal in each way in which ranks may share slices.
         self._copies: dict[str, Counter[tuple[tuple[Stretch, ...], ...]]] = {}
+        #: Of weights, by name without numbers: the turn in which slices of them lie on the ranks.
+        self._turns: dict[tuple[str, int], tuple[int, ...]] = {}
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it. Where both are,
         #: of samples; and of tokens beside it.
         self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
@@ -681,7 +683,7 @@ class RankGroup:
             if all(shape[:axis] + shape[axis + 1 :] == whole.shape[:axis] + whole.shape[axis + 1 :] for shape in shapes)
         ]  # fmt: skip
         if len(axes) != 1:
-            return self._of_groups(refs, whole) or alike
+            return self._of_groups(refs, whole) or self._in_a_grid(refs, whole, stage) or alike
         (axis,) = axes
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
         if self._padded is not None and total == self._padded[0] and stage not in OF_ALL_SAMPLES:
@@ -720,6 +722,8 @@ class RankGroup:
                         [range(at, at + size) for at in range(0, count, size)], count, lengths[0], total, called
                     )
                     tried += among([range(at, count, apart) for at in range(apart)], count, lengths[0], total, called)
+            if (turned := self._turned(refs, whole, stage, axis)) is not None:
+                return turned
         laid = [_held_along(ranks, parts, axis, stretches) for stretches in dict.fromkeys(tried)]
         if len(laid) < 2:
             return (*laid, alike)[0]
@@ -727,6 +731,100 @@ class RankGroup:
         # what is nearer to the other run's.
         told = self._copies_of_like(whole.name, refs, [one.stretches for one in laid])
         return max(laid, key=lambda held: (told[held.stretches] or _equal_copies(held), -_apart(held, whole)))
+
+    def _turned(
+        self, refs: dict[int, TensorRef], whole: TensorRef, stage: str, axis: int
+    ) -> HeldByRanks | None:  # fmt: skip
+        """Slices of a weight that are cut once more among ranks of another axis (those of tensor parallelism by a
+        sharded optimizer), so that the ranks with parts of one slice do not follow each other. None where those in the
+        turn of the ranks are not far off.
+        """
+        if stage not in OF_ALL_SAMPLES:
+            return None
+        length = next(iter(refs.values())).shape[axis]
+        size = whole.shape[axis] // length if length else 0
+        if size * length != whole.shape[axis] or len(refs) % max(size, 1):
+            return None
+
+        def laid(of: dict[int, TensorRef], turn: tuple[int, ...]) -> HeldByRanks:
+            places = tuple(((turn.index(number % size) * length, length),) for number in range(len(of)))
+            return _held_along(tuple(of), tuple(of.values()), axis, places)
+
+        turns_: list[tuple[int, ...]] = [tuple(range(size))]
+        turns_ += [
+            tuple(at * inner + number for number in range(inner) for at in range(size // inner))
+            for inner in range(2, size) if size % inner == 0
+        ]  # fmt: skip
+        return self._nearest_of_like(refs, whole, turns_, laid, is_known=True)
+
+    def _in_a_grid(self, refs: dict[int, TensorRef], whole: TensorRef, stage: str) -> HeldByRanks | None:
+        """Slices of a weight along two axes, each by ranks of another axis; None where none are as large."""
+        parts = list(refs.values())
+        if stage not in OF_ALL_SAMPLES or len({ref.shape for ref in parts}) > 1:
+            return None
+        cut = [
+            (axis, long // own) for axis, (long, own) in enumerate(zip(whole.shape, parts[0].shape, strict=True))
+            if long != own and own and long % own == 0
+        ]  # fmt: skip
+        if len(cut) != 2 or any(one % own for one, own in zip(whole.shape, parts[0].shape, strict=True)):
+            return None
+        (outer, rows), (inner, columns) = cut
+        if len(refs) % (rows * columns) or not all(ref.is_readable for ref in parts):
+            return None
+        sizes = (len(refs) // (rows * columns), rows, columns)
+
+        def laid(of: dict[int, TensorRef], turn: tuple[int, ...]) -> HeldByRanks:
+            cells: dict[tuple[int, int], list[tuple[int, TensorRef]]] = defaultdict(list)
+            for number, part in enumerate(of.items()):
+                at, place = number, {}
+                for digit in reversed(turn):
+                    at, place[digit] = divmod(at, sizes[digit])
+                cells[place[0], place[1]].append(part)
+            made, long = [], whole.shape[outer] // rows
+            for (_, row), members in cells.items():
+                beside = HeldByRanks(
+                    tuple(rank for rank, _ in members), tuple(ref for _, ref in members), inner,
+                    tuple(((at * ref.shape[inner], ref.shape[inner]),) for at, (_, ref) in enumerate(members)),
+                )  # fmt: skip
+                made.append((members[0][0], standing_for(beside), ((row * long, long),)))
+            ranks, refs_, stretches = zip(*made, strict=True)
+            return HeldByRanks(ranks, refs_, outer, stretches)
+
+        return self._nearest_of_like(refs, whole, list(permutations(range(3))), laid)
+
+    def _nearest_of_like(
+        self, refs: dict[int, TensorRef], whole: TensorRef, turns_: list[tuple[int, ...]],
+        laid: Callable[[dict[int, TensorRef], tuple[int, ...]], HeldByRanks], *, is_known: bool = False,
+    ) -> HeldByRanks | None:  # fmt: skip
+        """A weight as it lies in the way that is nearest to the other run's of all its like (those of its name in other
+        layers, and their gradients), the first way where no other is nearer by far: one that is exchanged among ranks
+        is off. None where it is the first, and is_known.
+        """
+        pattern = _NUMBER.sub("#", whole.name.removeprefix("grad.").removeprefix("param."))
+        known = self._turns.get((pattern, len(refs)))
+        if known is None:
+            off = Counter(dict.fromkeys(turns_, 0.0))
+            shape, like = next(iter(refs.values())).shape, 0
+            for place, (_, one) in self._whole.tensors.items():
+                if place[1] not in OF_ALL_SAMPLES or one.shape != whole.shape or not one.is_readable:
+                    continue
+                if _NUMBER.sub("#", place[0].removeprefix("grad.").removeprefix("param.")) != pattern:
+                    continue
+                own = {rank: self._ranks[rank].tensors[place][1] for rank in refs if place in self._ranks[rank].tensors}
+                if len(own) < len(refs) or any(ref.shape != shape or not ref.is_readable for ref in own.values()):
+                    continue
+                size = float(np.square(pages.array(one).astype(np.float64)).sum())
+                if not np.isfinite(size) or not size:
+                    continue
+                like += 1
+                for turn in turns_:
+                    off[turn] += min(1.0, _apart(laid(own, turn), one) / size)
+                if like == _MOST_LIKE:
+                    break
+            nearest = min(turns_, key=lambda turn: off[turn])
+            known = nearest if off[nearest] < _FAR_NEARER * off[turns_[0]] else turns_[0]
+            self._turns[pattern, len(refs)] = known
+        return None if is_known and known == turns_[0] else laid(refs, known)
 
     def _copies_of_like(
         self, name: str, refs: dict[int, TensorRef], tried: list[tuple[tuple[Stretch, ...], ...]]

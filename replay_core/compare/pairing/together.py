@@ -456,14 +456,13 @@ def _of_slices_of_tokens(
 def _of_a_group(
     place: tuple[str, str], sides: tuple[dict[int, Side], dict[int, Side]], alike: Alike, *, as_many: bool = True
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] | None:
-    """What the first ranks with the same tokens hold of a tensor, in either run; None unless they are more than one,
-    all have it, and (as_many) they are as many in both.
+    """What the first ranks with the same tokens hold of a tensor, those that have it (stages of a pipeline have
+    others'), in either run; None unless they are more than one and (as_many) they are as many in both.
     """
-    found = []
+    found: list[list[NDArray[np.float64]]] = []
     for ranks, groups in zip(sides, alike, strict=True):
-        members = groups[0]
-        refs = [ranks[rank].tensors[place][1] for rank in members if place in ranks[rank].tensors]
-        if len(refs) < len(members) or len(refs) < 2 or (as_many and len(refs) != len(alike[0][0])):
+        refs = [ranks[rank].tensors[place][1] for rank in groups[0] if place in ranks[rank].tensors]
+        if len(refs) < 2 or (as_many and found and len(refs) != len(found[0])):
             return None
         if not all(ref.is_readable and ref.shape == refs[0].shape for ref in refs) or refs[0].numel > _MOST:
             return None
@@ -504,6 +503,9 @@ class _Sizes:
             if of_tokens and (mine, other) == (self._own[axis], self._theirs[axis]):
                 made[axis] = self._whole[axis]  # type: ignore[index]
                 continue
+            if of_tokens and mine != other and len(own) > 2 and self._are_shares(axis, own, theirs):
+                made[axis] = self._whole[1]  # type: ignore[index]
+                continue
             if of_tokens and mine == other and len(own) > 2 and self._is_cut_twice(axis, mine):
                 made[axis] = self._whole[1]  # type: ignore[index]
                 continue
@@ -522,6 +524,17 @@ class _Sizes:
         """The shape of what one run alone has: of all tokens, where a rank has it of as many as it has token ids."""
         is_of_ids = self._whole is not None and own[:2] == self._own
         return (*self._whole, *own[2:]) if self._whole is not None and is_of_ids else own
+
+    def _are_shares(self, axis: int, own: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+        """Whether ranks of either run have along an axis all their tokens, or the ranks with the same ones a share of
+        these each (sequence parallelism), whatever samples they have.
+        """
+        for ids, shape, many in zip((self._own, self._theirs), (own, theirs), self._members, strict=True):
+            if len(ids) != 2 or shape[1 - axis] != ids[0] or not shape[axis] or ids[1] % shape[axis]:
+                return False
+            if many % (ids[1] // shape[axis]):  # stages of a pipeline have the same tokens too
+                return False
+        return True
 
     def _is_cut_twice(self, axis: int, long: int) -> bool:
         """Whether an axis is as short in one run as its ranks' token ids (context parallelism), and in the other by the
