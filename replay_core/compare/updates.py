@@ -697,6 +697,8 @@ class _WeightsAfter:
         (part,), apart = self._chunks(), made[0] - made[1]
         off, size = part.after[1] - part.after[0], self._rounded(part)
         rate = float((off / size) @ (apart / size)) / (float(np.square(apart / size).sum()) or 1.0)
+        if rate > _MOST_STEP * float(np.sqrt(np.square(part.after[0]).mean())):
+            return None  # gradients that are hardly apart make anything, times enough
         left = off - rate * apart
         allowed = self._rounded(part, rate) + rate * (_SIZE * np.abs(apart) + _OF_STEP * np.abs(made[0]))
         sums = SumAlong()
