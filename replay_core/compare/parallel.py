@@ -85,14 +85,16 @@ def parallel(
 
 def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict], again: Sequence[TensorVerdict]) -> None:
     """Add what the order tells in which rows agree and part, where no tensor by itself says what went wrong."""
-    if found.faults and all(one.fault.kind in ("apart", LOST_MICRO_BATCH) for one in found.faults):
-        # What an embedding tells of its stage is of all gradients of it.
-        if (back := stages_back.went_back_otherwise(rows)) is not None and any(
-            one.fault.kind == LOST_MICRO_BATCH for one in found.faults
-        ):
-            fault, first, count = back
-            found.faults = [Found(fault, first.name, first.key.step, count)]
-            return
+    kinds = {one.fault.kind for one in found.faults}
+    # What an embedding tells of its stage is of all gradients of it.
+    if (
+        LOST_MICRO_BATCH in kinds
+        and kinds <= {"apart", LOST_MICRO_BATCH}
+        and (back := stages_back.went_back_otherwise(rows)) is not None
+    ):
+        fault, first, count = back
+        found.faults = [Found(fault, first.name, first.key.step, count)]
+        return
     if all(one.fault.kind == "apart" for one in found.faults):
         if (twice := stages_back.layers_of_several_stages(rows)) is not None:
             first = next(row for row in rows if row.verdict.diverges)

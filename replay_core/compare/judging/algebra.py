@@ -100,7 +100,6 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
         if name.startswith("grad.") and len(held.ranks) == 1 and held.parts[0].shape == whole.shape:
             _of_one(found, _called(name), whole, held, len(together.ranks))
         return found
-    what = _called(name)
     if held.is_cut:
         _slices(found, name, whole, held)
     elif all(ref.shape == whole.shape for ref in held.parts):
@@ -571,9 +570,11 @@ def _slices(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks) -> No
         return
     is_gradient = name.startswith("grad.")
     # Multiples of what each is to hold add up to one of the sum, too.
-    if not _are_one_multiple(found, odd) and (is_gradient or is_module_tensor(name)) and (
-        mixed := _slices_summed(what, held, blocks, is_weight=not is_module_tensor(name))
-    ) is not None:
+    if (
+        not _are_one_multiple(found, odd)
+        and (is_gradient or is_module_tensor(name))
+        and (mixed := _slices_summed(what, held, blocks, is_weight=not is_module_tensor(name))) is not None
+    ):
         found.fault = mixed
         return
     if len(found.factors) == len(odd):

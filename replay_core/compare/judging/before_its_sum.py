@@ -1,4 +1,4 @@
-"""Losses that each rank made of its own part of a sum: a function that is no line, taken before the parts were added up.
+"""Losses that each rank made of its own part of a sum: a function that is no line, taken before the parts were added.
 
 Where the ranks' parts x_r [B] of some tensor make the other run's x together, and the other run's loss is the mean of
 f(k x) with one number k, each rank's own loss must be that of f(k x_r), which chance does not make of several ranks.

@@ -21,6 +21,7 @@ from replay_core.compare.judging.ranks.fused_weights import FusedWeights
 from replay_core.compare.judging.ranks.losses import OwnMeans
 from replay_core.compare.judging.ranks.off_in_steps import OffInSteps
 from replay_core.compare.judging.ranks.optimizer_steps import OptimizerSteps
+from replay_core.compare.judging.ranks.orthogonalised import Orthogonalised
 from replay_core.compare.judging.ranks.other_micro_batches import OtherMicroBatches
 from replay_core.compare.judging.ranks.other_numbers import judged_as_later
 from replay_core.compare.judging.ranks.output_dtypes import OutputDtypes
@@ -66,7 +67,7 @@ class OfRanks:
         self._first = FirstActivation(self._before, self._experts, self._dtypes, attention)
         self._weights_of_first = WeightsOfFirst(self._first, attention)
         self._micro_batches = OtherMicroBatches(self._first)
-        self._clipped = ClippedByShares()
+        self._clipped, self._orthogonalised = ClippedByShares(), Orthogonalised()
         #: In the order they are asked: a later one may overrule what was found, as each says by itself.
         self._questions: tuple[Question, ...] = (
             batch_values.of_positions,
@@ -112,7 +113,7 @@ class OfRanks:
         """Look for what only all weights of a step tell, once all of them were looked at."""
         for first, of_role in self._steps.taken():
             self._asked(first, self._steps.explain_slices, first, of_role)
-        for row, fault, rows in self._clipped.finish():
+        for row, fault, rows in (*self._clipped.finish(), *self._orthogonalised.finish()):
             for one in rows:
                 if one.ranks is not None:
                     one.ranks.fault = None
@@ -149,6 +150,7 @@ class OfRanks:
         self._asked(row, self._note_off, of, recorded)
         self._asked(row, self._keep, of)
         self._asked(row, self._clipped.note, recorded)
+        self._asked(row, self._orthogonalised.note, recorded)
         self._steps.keep_gradient(recorded)
 
     def _begin_step(self, step: int | None) -> None:

@@ -98,8 +98,8 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Give
 
 
 def _without_a_micro_batch(what: str, there_VH: Array, held: HeldByRanks, given: Sequence[Given]) -> Fault | None:
-    """Whether all rows of words that one micro-batch alone has are exactly 0, be they few, and all rows of words that it
-    does not have are the other run's.
+    """Whether all rows of words that one micro-batch alone has are exactly 0, be they few, and all rows of words that
+    it does not have are the other run's.
     """
     groups = _groups(given, lambda one: one.micro)
     laid = standing_for(held)

@@ -11,7 +11,8 @@ along their own gradient, and all ranks by one number l c times what their norms
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -19,7 +20,7 @@ from msgspec import Struct, field
 from replay_core import pages
 from replay_core.compare.judging.algebra import in_groups
 from replay_core.compare.judging.faults import Fault, whose
-from replay_core.compare.judging.products import NEAR
+from replay_core.compare.judging.products import Array
 from replay_core.compare.judging.ranks.row import MOST, RowOfRanks
 from replay_core.compare.pairing.ranks import HeldByRanks, named
 from replay_core.records import TensorRef
@@ -27,7 +28,7 @@ from replay_core.records import TensorRef
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
-#: What part of a weight's difference may be across its gradient, and of the greatest number what each is off its norm's.
+#: What part of a weight's difference may be across its gradient, and of the greatest number what each is off by.
 _ACROSS, _OFF = 0.05, 0.02
 #: Fewer weights are scaled so by chance, and norms that are nearer to each other tell no ranks apart.
 _FEWEST, _APART = 3, 0.02
@@ -100,11 +101,11 @@ class ClippedByShares:
         return found
 
 
-def _blocks(whole: TensorRef, held: HeldByRanks):  # type: ignore[no-untyped-def]
+def _blocks(whole: TensorRef, held: HeldByRanks) -> Iterator[tuple[tuple[Any, ...], tuple[int, ...], Array]]:
     """The slices of a gradient: where each lies, on which ranks, and the other run's values of it."""
     for block, own in in_groups(whole, held):
         stretches = held.stretches[held.ranks.index(own.ranks[0])] if held.axis is not None else ()
-        places: tuple[object, ...] = ()
+        places: tuple[Any, ...] = ()
         if held.axis is not None:
             at = np.concatenate([np.arange(start, start + long) for start, long in stretches])
             places = (*(slice(None),) * held.axis, at)
