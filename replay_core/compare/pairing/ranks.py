@@ -776,7 +776,7 @@ class RankGroup:
         def laid(of: dict[int, TensorRef], turn: tuple[int, ...]) -> HeldByRanks:
             cells: dict[tuple[int, int], list[tuple[int, TensorRef]]] = defaultdict(list)
             for number, part in enumerate(of.items()):
-                at, place = number, {}
+                at, place = number, dict[int, int]()
                 for digit in reversed(turn):
                     at, place[digit] = divmod(at, sizes[digit])
                 cells[place[0], place[1]].append(part)
@@ -796,14 +796,14 @@ class RankGroup:
         self, refs: dict[int, TensorRef], whole: TensorRef, turns_: list[tuple[int, ...]],
         laid: Callable[[dict[int, TensorRef], tuple[int, ...]], HeldByRanks], *, is_known: bool = False,
     ) -> HeldByRanks | None:  # fmt: skip
-        """A weight as it lies in the way that is nearest to the other run's of all its like (those of its name in other
-        layers, and their gradients), the first way where no other is nearer by far: one that is exchanged among ranks
-        is off. None where it is the first, and is_known.
+        """A weight as it lies in the way that is nearest by far to the other run's of most of its like (those of its
+        name in other layers, and their gradients), the first way where none is: one that is exchanged among ranks is
+        off. None where it is the first, and is_known.
         """
         pattern = _NUMBER.sub("#", whole.name.removeprefix("grad.").removeprefix("param."))
         known = self._turns.get((pattern, len(refs)))
         if known is None:
-            off = Counter(dict.fromkeys(turns_, 0.0))
+            nearest = Counter[tuple[int, ...]]()
             shape, like = next(iter(refs.values())).shape, 0
             for place, (_, one) in self._whole.tensors.items():
                 if place[1] not in OF_ALL_SAMPLES or one.shape != whole.shape or not one.is_readable:
@@ -813,16 +813,12 @@ class RankGroup:
                 own = {rank: self._ranks[rank].tensors[place][1] for rank in refs if place in self._ranks[rank].tensors}
                 if len(own) < len(refs) or any(ref.shape != shape or not ref.is_readable for ref in own.values()):
                     continue
-                size = float(np.square(pages.array(one).astype(np.float64)).sum())
-                if not np.isfinite(size) or not size:
-                    continue
+                off = [_apart(laid(own, turn), one) for turn in turns_]
+                nearest[turns_[off.index(min(off))] if min(off) < _FAR_NEARER * off[0] else turns_[0]] += 1
                 like += 1
-                for turn in turns_:
-                    off[turn] += min(1.0, _apart(laid(own, turn), one) / size)
                 if like == _MOST_LIKE:
                     break
-            nearest = min(turns_, key=lambda turn: off[turn])
-            known = nearest if off[nearest] < _FAR_NEARER * off[turns_[0]] else turns_[0]
+            known = max(turns_, key=lambda turn: nearest[turn])  # the first of several
             self._turns[pattern, len(refs)] = known
         return None if is_known and known == turns_[0] else laid(refs, known)
 

@@ -121,10 +121,12 @@ def _of_whole_weight(first: TensorVerdict, made_of: MadeOf, weight: RowOfRanks, 
             if not row.verdict.diverges
         )
         fault = next((one for one in of_one if one is not None), None)
-        if fault is None and is_open(first.ranks.fault):
-            fault = attention_again.of_seen_keys(
+        if is_open(first.ranks.fault):
+            again = attention_again.of_seen_keys(
                 first.name, whole, output, made_of.slices, first.ranks.parted, through, made_of.attended
             )
+            # What the first token of a stretch sees alone says nothing of the others, where these are made again.
+            fault = again if again is not None and (fault is None or again.kind == "window") else fault
     if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
         of_groups = [
             row_parallel.beside_its_bias(first.name, slice_, own, held.parts[0])
