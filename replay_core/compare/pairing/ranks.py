@@ -164,14 +164,18 @@ class RankGroup:
         """Whether the ranks' tensors are all of the one process, wherever both have them."""
         if self.shares not in ("all", "none") and (self._cut is None or self._astray is not None):
             return False
+        return self.uncovered is None
+
+    @property
+    def uncovered(self) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """A tensor that the ranks do not make: its name, its shape, theirs, and the ranks; None where there is none."""
         together = [pair.together for pair in self.made if pair.together is not None]
-        laid = [
-            (held, standing_for(held).shape) for one in together for held in one.held.values()
-            if id(held) not in self._unread
-        ]  # fmt: skip
         there = {ref.name: ref.shape for _, ref in self._whole.tensors.values()}
-        shapes = [(there[held.parts[0].name], shape) for held, shape in laid if held.parts[0].name in there]
-        return all(one == other for one, other in shapes)
+        for held in (held for one in together for held in one.held.values() if id(held) not in self._unread):
+            name, shape = held.parts[0].name, standing_for(held).shape
+            if name in there and there[name] != shape:
+                return name, there[name], shape, held.ranks
+        return None
 
     @property
     def holds_slices(self) -> bool:

@@ -121,11 +121,13 @@ def _ranks_of(
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
     covered: list[RankGroup] = []
+    uncovered: RankGroup | None = None
     for ids in _ids_of_all(fewer, ranks):
         shape_of = _shapes_of_both(fewer, ranks, ids, alike)
         whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike[0], shape_of, is_numbered=True)
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
+            uncovered = uncovered or found
             continue
         if (turn := next((of for axis, of in whole_of.cuts if axis == 1), None)) is not None:
             found.lay_gathered(turn)
@@ -139,8 +141,29 @@ def _ranks_of(
         covered.append(found)
         if _are_at(found, ranks) is not False:
             return found
+    is_of_layout = uncovered is not None and not _are_mostly_alike(fewer, ranks)
+    if not covered and uncovered is not None and is_of_layout and (parts := uncovered.uncovered) is not None:
+        name, whole, made, those = parts
+        for pair in group:
+            pair.untold = (
+                f"ranks {named(fewer)} of {one} and {named(ranks)} of {many} share the step otherwise, and how could "
+                f"not be told: {name} is to be {list(whole)}, and what ranks {named(those)} of {many} hold of it makes "
+                f"{list(made)}; record it with its dims and each rank's place on their axes (dims, tp_rank and "
+                "tp_size)"
+            )
     # Samples of several ranks may be laid end to end so that the other run's stretches are some of these, too.
     return covered[0] if covered else None
+
+
+def _are_mostly_alike(own: dict[int, Side], others: dict[int, Side]) -> bool:
+    """Whether ranks of the same numbers have most of what both have in one shape: few are cut otherwise, or wrong."""
+    if own.keys() != others.keys():
+        return False
+    same = [
+        others[rank].tensors[place][1].shape == ref.shape
+        for rank, side in own.items() for place, (_, ref) in side.tensors.items() if place in others[rank].tensors
+    ]  # fmt: skip
+    return 2 * sum(same) >= len(same)
 
 
 def _are_at(found: RankGroup, ranks: dict[int, Side]) -> bool | None:

@@ -108,7 +108,7 @@ def test_slices_that_are_orthogonalised_by_themselves_are_told(turns: int | None
 
 
 def test_matrices_that_are_orthogonalised_whole_are_right(tmp_path: Path) -> None:
-    assert of_slices(*[lambda x: orthogonal(x, turns=5)] * 2, tmp_path).agrees
+    assert of_slices(lambda x: orthogonal(x, turns=5), lambda x: orthogonal(x, turns=5), tmp_path).agrees
 
 
 def test_another_step_is_not_orthogonalised_apart(tmp_path: Path) -> None:
