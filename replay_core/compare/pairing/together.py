@@ -143,11 +143,11 @@ def _ranks_of(
             return found
     is_of_layout = uncovered is not None and not _are_mostly_alike(fewer, ranks)
     if not covered and uncovered is not None and is_of_layout and (parts := uncovered.uncovered) is not None:
-        name, whole, made, those = parts
+        name, due, made, those = parts
         for pair in group:
             pair.untold = (
                 f"ranks {named(fewer)} of {one} and {named(ranks)} of {many} share the step otherwise, and how could "
-                f"not be told: {name} is to be {list(whole)}, and what ranks {named(those)} of {many} hold of it makes "
+                f"not be told: {name} is to be {list(due)}, and what ranks {named(those)} of {many} hold of it makes "
                 f"{list(made)}; record it with its dims and each rank's place on their axes (dims, tp_rank and "
                 "tp_size)"
             )
