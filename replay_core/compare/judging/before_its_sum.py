@@ -82,14 +82,13 @@ def _one(function: Callable[[F64], F64], x: F64, whole: float) -> tuple[float, .
 
 def _scales(function: Callable[[F64], F64], x: F64, whole: float) -> Iterator[float]:
     """The numbers that x may be times where the function of it makes the other run's loss."""
-    with np.errstate(over="ignore"):
-        yield from _one(function, x, whole)
-        off = [float(function(scale * x).mean()) - whole for scale in _SCALES]
-        for low, high, one, other in zip(_SCALES, _SCALES[1:], off, off[1:], strict=False):
-            if not np.isfinite(other) or (one < 0) == (other < 0):
-                continue
-            for _ in range(_HALVINGS):
-                middle = (low + high) / 2
-                is_low = (float(function(middle * x).mean()) - whole < 0) == (one < 0)
-                low, high = (middle, high) if is_low else (low, middle)
-            yield float(low)
+    yield from _one(function, x, whole)
+    off = [float(function(scale * x).mean()) - whole for scale in _SCALES]
+    for low, high, one, other in zip(_SCALES, _SCALES[1:], off, off[1:], strict=False):
+        if not np.isfinite(other) or (one < 0) == (other < 0):
+            continue
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            is_low = (float(function(middle * x).mean()) - whole < 0) == (one < 0)
+            low, high = (middle, high) if is_low else (low, middle)
+        yield float(low)
