@@ -32,6 +32,7 @@ from replay_core.compare.pairing.ranks import (
     turns,
 )
 from replay_core.compare.pairing.renumbered_ranks import in_one_numbering as ranks_in_one_numbering
+from replay_core.compare.pairing.slices_of_both import SlicesOfBoth
 from replay_core.compare.pairing.whole_shapes import OF_ITS_OWN, WholeShapes
 from replay_core.records import Inline, Record, RecordKey, TensorRef, Unreadable
 
@@ -120,11 +121,18 @@ def _ranks_of(
         return None
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
+    slices = SlicesOfBoth(fewer, ranks)
     covered: list[RankGroup] = []
     uncovered: RankGroup | None = None
     for ids in _ids_of_all(fewer, ranks):
-        shape_of = _shapes_of_both(fewer, ranks, ids, alike)
-        whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike[0], shape_of, is_numbered=True)
+        of_tokens = _shapes_of_both(fewer, ranks, ids, alike)
+
+        def shape_of(place: tuple[str, str], of_tokens: Any = of_tokens) -> tuple[int, ...]:
+            return slices.of(place) or of_tokens(place)  # type: ignore[no-any-return]
+
+        whole, whole_of = _assembled(
+            key, one, fewer, ranks, ids, alike[0], shape_of, is_numbered=True, slices_in=slices.turns
+        )
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
             uncovered = uncovered or found
@@ -384,8 +392,11 @@ def _shapes_of_both(
 def _assembled(
     key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None,
     alike: list[list[int]], shape_of: Callable[[tuple[str, str]], tuple[int, ...]], *, is_numbered: bool = False,
+    slices_in: dict[tuple[str, int], tuple[int, ...]] | None = None,
 ) -> tuple[Side, Together]:  # fmt: skip
-    """What one process would hold of what these ranks do. is_numbered: what stages return is numbered as of one."""
+    """What one process would hold of what these ranks do. is_numbered: what stages return is numbered as of one.
+    slices_in: the ways in which slices of weights lie, filled as their shapes are asked for.
+    """
     imagined = Side([next(iter(ranks.values())).records[0]])
     imagined.is_loaded = True
     numbered = in_one_numbering(ranks) if is_numbered else {}
@@ -396,7 +407,7 @@ def _assembled(
                 whole = ref.with_(shape=shape_of(own), source=Unreadable(""), copies=(), digest=None)
                 whole = whole if place == own else whole.with_(name=place[0], canonical=place[0])
                 imagined.tensors[place] = record, whole
-    group = RankGroup(key, which, imagined, ranks, ids, alike=alike)
+    group = RankGroup(key, which, imagined, ranks, ids, alike=alike, slices_in=slices_in)
     (pair,) = group.made if len(group.made) == 1 else group.made[:1]
     side = pair.a if which == "a" else pair.b
     assert pair.together is not None
