@@ -128,7 +128,7 @@ def _ranks_of(
         of_tokens = _shapes_of_both(fewer, ranks, ids, alike)
 
         def shape_of(place: tuple[str, str], of_tokens: Any = of_tokens) -> tuple[int, ...]:
-            return slices.of(place) or of_tokens(place)  # type: ignore[no-any-return]
+            return slices.of(place) or of_tokens(place)
 
         whole, whole_of = _assembled(
             key, one, fewer, ranks, ids, alike[0], shape_of, is_numbered=True, slices_in=slices.turns
