@@ -237,6 +237,9 @@ def compare_runs(
         if row is None:
             repeated += 1
             continue
+        if micro_pair.untold is not None and (row.verdict.diverges or row.verdict is Verdict.MISSING):
+            # It faces what happens to be on the rank of its number.
+            row = TensorVerdict(row.name, Verdict.SAME, micro_pair.untold, a=row.a, b=row.b, skipped=micro_pair.untold)
         restates = row.ranks.restates if row.ranks is not None else None
         if row.verdict.diverges and own_norm.is_of_others(pair, micro_pair):
             restates = own_norm.OF_OTHERS
@@ -544,7 +547,11 @@ class _Work:
             names_of_a = {ref.name: name for name, ref in of_a} | {name: name for name, _ in of_a}
             for micro_pair in micro_pairs:
                 micro_pair.b.tensors = self._renames.applied(micro_pair.b.tensors, names_of_a)
+        untold = {(one.key.step, one.key.role): one.untold for one in micro_pairs if one.untold is not None}
         again, alone = by_samples(micro_pairs)
+        for micro_pair in again if untold else ():
+            if micro_pair.together is None:
+                micro_pair.untold = untold.get((micro_pair.key.step, micro_pair.key.role))
         averaged = {(one.key.step, one.key.role): one.averaged for one in of_steps if one.averaged != 1.0}
         for micro_pair in again:
             micro_pair.averaged = averaged.get((micro_pair.key.step, micro_pair.key.role), 1.0)

@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from replay_core import naming
 from replay_core.compare import called_again, clipping, stages_back
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
+from replay_core.compare.judging.token_rows import LOST_MICRO_BATCH
 from replay_core.compare.pairing.ranks import Together, Which
 
 if TYPE_CHECKING:
@@ -84,6 +85,16 @@ def parallel(
 
 def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict], again: Sequence[TensorVerdict]) -> None:
     """Add what the order tells in which rows agree and part, where no tensor by itself says what went wrong."""
+    kinds = {one.fault.kind for one in found.faults}
+    # What an embedding tells of its stage is of all gradients of it.
+    if (
+        LOST_MICRO_BATCH in kinds
+        and kinds <= {"apart", LOST_MICRO_BATCH}
+        and (back := stages_back.went_back_otherwise(rows)) is not None
+    ):
+        fault, first, count = back
+        found.faults = [Found(fault, first.name, first.key.step, count)]
+        return
     if all(one.fault.kind == "apart" for one in found.faults):
         if (twice := stages_back.layers_of_several_stages(rows)) is not None:
             first = next(row for row in rows if row.verdict.diverges)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from replay_core import naming
 from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.token_rows import LOST_MICRO_BATCH
 from replay_core.compare.pairing.ranks import same_values
 from replay_core.regexes import regex
 
@@ -86,14 +87,18 @@ def went_back_otherwise(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVer
     )
     if are_scaled and factors and max(factors) - min(factors) <= _ONE_FACTOR * abs(max(factors, key=abs)):
         return None
+    told = (row.ranks.fault for row in off if row.ranks is not None and row.ranks.fault is not None)
+    lost = next((fault for fault in told if fault.kind == LOST_MICRO_BATCH), None)
+    why = (
+        "it was handed back another gradient than that of what it had put out, or went back with another than it was "
+        "sent, or at another time (another micro-batch's, a stale one of the micro-batch or step before), or without "
+        "some micro-batch's"
+    ) if lost is None else f"it did not go back for one micro-batch ({lost.sentence})"  # fmt: skip
     return (
         Fault(
             "went back otherwise", stage,
             f"all {len(off)} gradients of {whose(stage)}'s stage are others, from its last layer on, while its forward "
-            f"and the gradients of the stages behind it ({whose(_ranks(behind[-1]))}) agree: it was handed back "
-            "another gradient than that of what it had put out, or went back with another than it was sent, or at "
-            "another time (another micro-batch's, a stale one of the micro-batch or step before), or without some "
-            "micro-batch's",
+            f"and the gradients of the stages behind it ({whose(_ranks(behind[-1]))}) agree: {why}",
         ),
         off[0], len(off),
     )  # fmt: skip

@@ -45,6 +45,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
+from replay_core.compare import factored
 from replay_core.compare.bias_noise import moved_by_its_bias, noise_beside_its_weight, rounding_alone
 from replay_core.compare.chance import ERRORS, FEW, SCALED, Directions, SumAlong, fewest
 from replay_core.compare.facing import Copies, FacingTensors, of_rank
@@ -72,6 +73,10 @@ _MOST_STEP = 0.1
 _FEWEST = 2
 #: So many elements move in one run and none in the other: it did not step. And the steps a weight may be made of.
 _MOVED, _OF_STEPS = 8, 8.0
+#: What arithmetic in few digits leaves of a step, in the step's unit, and what a fit of a number for each line does.
+_OF_STEP, _OF_FIT = 1e-5, 1e-4
+#: Fewer rows or columns do not tell such numbers; how far these may be off, in the relative noise of the gradient.
+_FEWEST_LINES, _OF_NOISE = 4, 4.0
 #: Elements looked at together.
 _CHUNK = 1 << 20
 
@@ -417,6 +422,8 @@ class _Step(Struct, frozen=True):
     rate_b: float = 0.0
     most: float = 0.0
     first: FirstAdam | None = None
+    #: What either run's gradient makes of its weight, where that is no function of each element alone.
+    made: tuple[F64, F64] | None = None
 
 
 _Why = tuple[str, _Step]
@@ -480,7 +487,9 @@ class _WeightsAfter:
         if optimizer is not None:
             return self._by_rate(float(optimizer["lr"]), "a step of", is_sgd=is_sgd)
         if self._before is None:
-            known = self._by_difference() or (self._by_signs() if len(self._gradients) == 1 else None)
+            known = self._by_difference()
+            if known is None and len(self._gradients) == 1:
+                known = self._by_signs() or self._as_first_factored()
             return known or self._by_rate_beside()
         sums, rate = SumAlong(), 0.0
         for part in self._chunks():
@@ -492,6 +501,8 @@ class _WeightsAfter:
         if not sums.is_chance(self._count):
             return None
         if (found := self._as_sgd() or self._by_rate(rate, "a step of up to", is_sgd=False)) is not None:
+            return found
+        if (found := self._as_factored()) is not None:
             return found
         return self._by_rate_beside() if self._is_noise() else None
 
@@ -625,6 +636,8 @@ class _WeightsAfter:
             if step.first is not None:
                 made = [step.first.step(one, step.most) for one in part.gradient]
                 left += made[1] - made[0]
+            if step.made is not None:
+                left += step.made[1][part.here] - step.made[0][part.here]
             left += step.rate_b * part.gradient[1] - step.rate_a * part.gradient[0]
             if part.before:
                 left -= part.before[1] - part.before[0]
@@ -673,6 +686,65 @@ class _WeightsAfter:
             f"first step), and to the weight's rounding elsewhere: {self._said()}",
             _Step(),
         )
+
+    def _as_first_factored(self) -> _Why | None:
+        """Where nobody knows the step and it may be the first of an optimizer that keeps a gradient's squares by rows
+        and columns: whether the weights differ as such steps of either run's own gradient do, times one rate.
+        """
+        if (gradients := self._matrices(self._gradients[-1])) is None:
+            return None
+        made = [factored.first_step(one).reshape(-1) for one in gradients]
+        (part,), apart = self._chunks(), made[0] - made[1]
+        off, size = part.after[1] - part.after[0], self._rounded(part)
+        rate = float((off / size) @ (apart / size)) / (float(np.square(apart / size).sum()) or 1.0)
+        if rate > _MOST_STEP * float(np.sqrt(np.square(part.after[0]).mean())):
+            return None  # gradients that are hardly apart make anything, times enough
+        left = off - rate * apart
+        allowed = self._rounded(part, rate) + rate * (_SIZE * np.abs(apart) + _OF_STEP * np.abs(made[0]))
+        sums = SumAlong()
+        sums.take(left * (made[0] + made[1]) / 2)
+        sums.size += float(np.square((made[0] + made[1]) / 2).sum())
+        if rate <= 0 or not bool((np.abs(left) <= allowed).all()) or not sums.is_chance(self._count):
+            return None
+        return (
+            f"as far apart as a first step of {rate:.3g} makes of either run's own gradient, which agrees, where its "
+            f"squares are kept by rows and columns (Adafactor): {self._said()}",
+            _Step(most=rate, made=(rate * made[0], rate * made[1])),
+        )
+
+    def _as_factored(self) -> _Why | None:
+        """The same of a later step: whether each run's is its own gradient times a number of the row and one of the
+        column, and these are the other run's as far as the gradients agree.
+        """
+        if (gradients := self._matrices(self._gradients[-1])) is None:
+            return None
+        (part,), made, times = self._chunks(), [], []
+        for run in (0, 1):
+            step = part.before[run] - part.after[run]
+            times.append(factored.times(step.reshape(self._shape), gradients[run]))
+            made.append((times[run] * gradients[run]).reshape(-1))
+            most = np.maximum(np.abs(part.after[run]), np.abs(part.before[run]))
+            if bool((np.abs(step - made[run]) > _OF_ONE * self._unit * most + _OF_FIT * np.abs(step)).any()):
+                return None
+        noise = float(np.linalg.norm(gradients[1] - gradients[0]) / np.linalg.norm(gradients[0]))
+        sizes = np.square(gradients[0])
+        for axis in (0, 1, None):
+            one, other = ((of * sizes).sum(axis) for of in times)
+            allowed = SCALED if axis is None else max(SCALED, _OF_NOISE * noise)
+            if bool((np.abs(other - one) > allowed * np.abs(one)).any()):
+                return None
+        return (
+            "each run's weight is its own of the step before less its own gradient times a number of the row and one "
+            f"of the column (Adafactor); the gradients agree: {self._said()}",
+            _Step(made=(made[0], made[1])),
+        )
+
+    def _matrices(self, both: list[Any]) -> list[F64] | None:
+        """Two gradients as the matrix they are of; None where that is none, or too large or too small to be asked."""
+        if len(self._shape) != 2 or min(self._shape) < _FEWEST_LINES or self._count > _CHUNK:
+            return None
+        made = [np.asarray(one, np.float64).reshape(self._shape) for one in both]
+        return made if all(one.any() and np.isfinite(one).all() for one in made) else None
 
     def _by_difference(self) -> _Why | None:
         """Where nobody knows the step: whether the weights differ as their gradients do, times one number (SGD)."""

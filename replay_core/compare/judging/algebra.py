@@ -35,6 +35,10 @@ _STEPPED = 0.3
 #: Ranks alike to this part of their norm are one value; a rank agrees where it is off by so little, or by so small a
 #: part of what the worst one is off.
 _ALIKE, _AGREES = 1e-4, 0.03
+#: What rounding leaves of a weight, of its norm, and of the steps it took.
+_ROUNDED = 1e-5
+#: And of one that is stored in few digits, in units of these.
+_OF_UNITS = 4.0
 #: Of numbers (a loss), which may well be near each other and be of other samples each: copies are equal.
 _EQUAL = 1e-6
 #: More tokens are not held each against each.
@@ -96,11 +100,10 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
         if name.startswith("grad.") and len(held.ranks) == 1 and held.parts[0].shape == whole.shape:
             _of_one(found, _called(name), whole, held, len(together.ranks))
         return found
-    what = _called(name)
     if held.is_cut:
         _slices(found, name, whole, held)
     elif all(ref.shape == whole.shape for ref in held.parts):
-        _wholes(found, what, whole, held, together.samples, is_gradient=name.startswith("grad."))
+        _wholes(found, name, whole, held, together.samples)
         if name.startswith("grad.") and found.fault is None and found.parted == held.ranks and are_alike(held.parts):
             found.factors = _of_shards(whole, held) or found.factors
     return found
@@ -304,8 +307,26 @@ def by_micros(name: str, found: Ranked, micros: int) -> Fault | None:
 # ---- tensors that every rank holds whole
 
 
-def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, samples: int, *, is_gradient: bool) -> None:
+def _agree(name: str, off: Sequence[float], size: float, unit: float, *, are_few: bool = False) -> list[bool]:
+    """Which ranks hold the other run's values, so far off it as they are. Weights after a step are off by what a rank's
+    own step is, and steps are small: of two that went astray one is not right for the other is further off.
+
+    size: the norm of what a rank holds; unit: half the distance from 1 to the next number; are_few: of few elements
+    none is near by what another is off.
+    """
+    if name.startswith("param."):
+        return [one <= max(_ROUNDED, _OF_UNITS * unit) * size for one in off]
+    return [one <= max(_ALIKE * size, 0.0 if are_few else _AGREES * max(off)) for one in off]
+
+
+def _unit(whole: TensorRef, held: HeldByRanks) -> float:
+    """Of what is stored in the fewest digits."""
+    return max(EPS.get(str(family(ref.dtype)), 0.0) / 2 for ref in (whole, *held.parts))
+
+
+def _wholes(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks, samples: int) -> None:
     """samples: how many groups of ranks have samples of their own."""
+    what, is_gradient = _called(name), name.startswith("grad.")
     ranks, count = held.ranks, len(held.ranks)
     products = products_of([whole, *held.parts])
     if len(set(products.finite)) > 1:
@@ -315,7 +336,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     off = [products.norm({0: -1, number: 1}) for number in range(1, count + 1)]
     worst = max(off)
     enough = whole.numel >= _FEWEST
-    is_good = [one <= max(_ALIKE * size, _AGREES * worst if enough else 0.0) for one in off]
+    is_good = _agree(name, off, size, _unit(whole, held), are_few=not enough)
     found.parted = tuple(rank for rank, good in zip(ranks, is_good, strict=True) if not good)
     found.factors = {
         rank: factor for number, rank in enumerate(ranks, 1)
@@ -529,8 +550,7 @@ def _slices(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks) -> No
         _not_finite(found, what, [one.finite[0] for one in pairs], [one.finite[1] for one in pairs])
         return
     off = [one.norm({0: -1, 1: 1}) for one in pairs]
-    worst = max(off)
-    is_good = [one <= max(_ALIKE * size, _AGREES * worst) for one in off]
+    is_good = _agree(name, off, size, _unit(whole, held))
     odd = [number for number, good in enumerate(is_good) if not good]
     found.parted = tuple(ranks[number] for number in odd)
     found.factors = {ranks[number]: factor for number in odd if (factor := pairs[number].factor({1: 1}, 0)) is not None}
@@ -549,15 +569,20 @@ def _slices(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks) -> No
         found.fault = elsewhere
         return
     is_gradient = name.startswith("grad.")
-    if (is_gradient or is_module_tensor(name)) and (
-        mixed := _slices_summed(what, held, blocks, is_weight=not is_module_tensor(name))
-    ) is not None:
+    # Multiples of what each is to hold add up to one of the sum, too.
+    if (
+        not _are_one_multiple(found, odd)
+        and (is_gradient or is_module_tensor(name))
+        and (mixed := _slices_summed(what, held, blocks, is_weight=not is_module_tensor(name))) is not None
+    ):
         found.fault = mixed
         return
     if len(found.factors) == len(odd):
         factors = list(found.factors.values())
-        if max(factors) - min(factors) <= NEAR * abs(max(factors)):
-            found.fault = _multiple(what, found.parted, len(ranks), factors[0])
+        if _are_one_multiple(found, odd):
+            found.fault = _multiple_of_slices(what, found.parted, held, factors[0]) or _multiple(
+                what, found.parted, len(ranks), factors[0]
+            )
         if found.fault is not None or len(odd) == len(ranks):
             return
     if (moved := _moved(what, whole, held, odd)) is not None:
@@ -576,6 +601,42 @@ def _slices(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks) -> No
         others = f"that of {whose(good)} is" if len(good) == 1 else f"those of {whose(good)} are"
         sentence = f"{what}: {parts.format(whose(found.parted))}, {others} the other run's"
         found.fault = Fault("apart", found.parted, sentence)
+
+
+def _are_one_multiple(found: Ranked, odd: Sequence[int]) -> bool:
+    """Whether all ranks that are off hold one multiple of what they should."""
+    factors = list(found.factors.values())
+    return len(factors) == len(odd) > 0 and max(factors) - min(factors) <= NEAR * abs(max(factors))
+
+
+def _multiple_of_slices(what: str, ranks: tuple[int, ...], held: HeldByRanks, factor: float) -> Fault | None:
+    """Slices of which several ranks have equal copies, all one multiple of the other run's: they were reduced, and then
+    scaled for ranks over which there was nothing to reduce, or not for all.
+    """
+    by_place: dict[object, list[TensorRef]] = {}
+    for ref, stretches in zip(held.parts, held.stretches, strict=True):
+        by_place.setdefault(stretches, []).append(ref)
+    copies = {len(members) for members in by_place.values()}
+    if set(ranks) != set(held.ranks) or len(copies) != 1 or len(by_place) < 2:
+        return None
+    (count,) = copies
+    if count < 2 or not all(are_alike(members) for members in by_place.values()):
+        return None
+    slices = len(by_place)
+    over = (f"the {slices} ranks that share it, a slice each (tensor or expert parallelism)", slices)
+    beside = (f"the {count} that hold one slice", count)
+    said = [(words, kind, many) for words, many in (over, beside) for kind in ("too little", "too much")
+            if abs(factor - (times := 1 / many if kind == "too little" else float(many))) <= NEAR * times]  # fmt: skip
+    if not said:
+        return None
+    kind = said[0][1]
+    once = "divided once too often by" if kind == "too little" else "multiplied by, or summed once too often over,"
+    return Fault(
+        kind, ranks,
+        f"{what} is {factor:.4g} x the other run's on {whose(ranks)}, and the same on those that hold one slice (it is "
+        f"reduced over these): {once} {', or by '.join(words for words, _, _ in said)}",
+        factor,
+    )  # fmt: skip
 
 
 def _block(whole: TensorRef, axis: int, stretches: Sequence[tuple[int, int]]) -> TensorRef:
@@ -644,6 +705,8 @@ def _copies_not_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) ->
         off = [products.norm({0: -1, place: 1}) for place in range(1, len(members) + 1)]
         if not all(products.finite) or not size or len(members) != count:
             return None
+        if len(_classes(products, count)) == 1 and min(off) > NEAR * size:
+            return None  # equal copies are reduced: of equal halves the sum is the whole, too
         if max(off) <= NEAR * size:
             continue  # these are summed
         if min(off) <= NEAR * size:

@@ -292,6 +292,7 @@ def _tried(
             f"where the keys of {words} are seen by all of its tokens, later ones too",
             seeing(more_QS),
         )
+    yield from _windows_elsewhere(own, rows, usual)
     everything = np.ones_like(causal_QS)
     yield "later keys", "where every token sees all keys, later ones too", seeing(everything)
     for (words, places), (others, instead) in ((one, other) for one in pieces for other in pieces):
@@ -328,6 +329,31 @@ def _tried(
     ):
         for merged, weighed in _MERGED.items() if chunks else ():
             yield "merged", f"where the {words} outputs are {weighed}", replace(usual, chunks=chunks, merged=merged)
+
+
+def _windows_elsewhere(own: Sequence[Ints], rows: Ints, usual: How) -> Iterator[tuple[str, str, How]]:
+    """A window that is counted along the keys as they lie, gathered in the turn of the ranks or on each rank, where it
+    is to be counted along the sequence.
+    """
+    length = usual.sees_QS.shape[1]
+    wide = int(usual.sees_QS.sum(1).max())
+    every = np.arange(length)
+    in_window_QS = (every <= rows[:, None]) & (every > rows[:, None] - wide)
+    if not 1 < wide < length or not (usual.sees_QS == in_window_QS).all():
+        return
+    gathered, local = np.zeros(length, np.int64), np.zeros(length, np.int64)
+    gathered[np.concatenate(own)] = every
+    for places in own:
+        local[places] = np.arange(places.size)
+    for words, at in (("where they lie in the turn of the ranks", gathered), ("from 0 on each rank", local)):
+        behind_QS = at[rows][:, None] - at
+        for seen_QS in (np.abs(behind_QS) < wide, behind_QS < wide, (behind_QS < wide) & (behind_QS >= 0)):
+            sees_QS = (every <= rows[:, None]) & seen_QS
+            if (sees_QS == usual.sees_QS).all() or not sees_QS.any(1).all():
+                continue
+            yield "window", f"in a window of {wide} keys that is counted {words}, and not along the sequence", (
+                replace(usual, sees_QS=sees_QS)
+            )  # fmt: skip
 
 
 def _own_documents(

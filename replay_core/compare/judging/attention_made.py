@@ -153,7 +153,8 @@ class IntoAttention:
         self._tokens, self._through, self.channels, self._hidden = tokens, through, channels, hidden
         around = what.removesuffix(".output").removesuffix(".inputs.0")
         self._arounds = (around, around.rpartition(".")[0]) if through is None else (around.rpartition(".")[0],)
-        self._given = [one for one in given if one.ranks == held.ranks]
+        # Of what is cut among ranks both by samples and by heads, the first of each share stands for it.
+        self._given = [one for one in given if one.ranks == held.ranks or set(one.ranks) < set(held.ranks)]
         self.heads_of: list[list[int]] = []
         self._q, self._k, self._v, self._all = (
             self._of(names, self._given, self._arounds) for names in (_QUERIES, _KEYS, _VALUES, _TOGETHER)

@@ -72,13 +72,14 @@ class _Explanation(Struct, frozen=True):
 
 def otherwise(
     what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[HeldByRanks], parted: Sequence[int],
-    through: tuple[Array, Array] | None,
+    through: tuple[Array, Array] | None, heads_of: Sequence[Sequence[int]] = (),
 ) -> Fault | None:  # fmt: skip
     """What attention does otherwise on which ranks.
 
     held: attention's output [sample, position, hidden], or what its projection makes of it `through` a weight
     [out, hidden] and a bias [out]; whole: the other run's. given: what ranks held alike with the other run before.
-    parted: the ranks whose output is off.
+    parted: the ranks whose output is off. heads_of: of each share of the heads, the ranks that have it, where what went
+    into attention does not say.
 
     Raises:
         DumpError: the bytes of one cannot be read.
@@ -99,6 +100,7 @@ def otherwise(
     raw = IntoAttention(what, held, given, whole.shape[:2], through, channels_of(here_BSO - there_BSO), whole.shape[2])
     if not raw.are_known:
         return None
+    raw.heads_of = raw.heads_of or [list(ranks) for ranks in heads_of]
     if (summed_BSO := _nearer_sum(held, there_BSO)) is not None:
         here_BSO = summed_BSO
         raw.channels = channels_of(here_BSO - there_BSO)
@@ -209,7 +211,7 @@ def _supposed(
         if one is not None:
             yield those, [one]
     shares = raw.heads_of or ([[rank] for rank in held.ranks] if held.axis == 1 else [])
-    if len(shares) > 1 and held.axis != 0:
+    if len(shares) > 1 and (held.axis != 0 or raw.heads_of):
         sample = int(np.argmax(size_BS.sum(1)))
         for number, ranks in enumerate(shares):
             one = cell(sample, every, (number, len(shares)), "")
@@ -285,8 +287,12 @@ def _ways(cell: _Cell) -> Iterator[tuple[str, str, How]]:
                 words = (
                     f"with the slopes (ALiBi) of {each} heads on each of {number} ranks, where all heads have their own"
                 )
-                for slopes in (cut.slopes[:each], alibi(each)):
-                    yield "ALiBi", words, replace(normal, slopes=np.tile(slopes, number))
+                for slopes, whose_own in (
+                    (cut.slopes[:each], f"heads 0 to {each - 1}, as if heads are numbered on each rank by itself"),
+                    (alibi(each), f"a model of {each} heads"),
+                ):
+                    said = f"{words}: those of {whose_own}"
+                    yield "ALiBi", said, replace(normal, slopes=np.tile(slopes, number))
     if cut.cap is not None:
         yield "soft cap", f"without the cap of {cut.cap:g} on scores", replace(normal, cap=None)
     first = normal.sees_QS.argmax(1)[:, None]

@@ -12,6 +12,7 @@ from replay_core.compare.judging import algebra, own_norm
 from replay_core.compare.judging.faults import UNEXPECTED, Fault
 from replay_core.compare.judging.ranks import batch_values, gradients, log_probabilities, losses, module_values
 from replay_core.compare.judging.ranks.attention_in_time import AttentionInTime
+from replay_core.compare.judging.ranks.clipped_by_shares import ClippedByShares
 from replay_core.compare.judging.ranks.dealt_samples import DealtSamples
 from replay_core.compare.judging.ranks.entropies import Entropies
 from replay_core.compare.judging.ranks.experts_of_layers import ExpertsOfLayers
@@ -20,6 +21,7 @@ from replay_core.compare.judging.ranks.fused_weights import FusedWeights
 from replay_core.compare.judging.ranks.losses import OwnMeans
 from replay_core.compare.judging.ranks.off_in_steps import OffInSteps
 from replay_core.compare.judging.ranks.optimizer_steps import OptimizerSteps
+from replay_core.compare.judging.ranks.orthogonalised import Orthogonalised
 from replay_core.compare.judging.ranks.other_micro_batches import OtherMicroBatches
 from replay_core.compare.judging.ranks.other_numbers import judged_as_later
 from replay_core.compare.judging.ranks.output_dtypes import OutputDtypes
@@ -65,6 +67,7 @@ class OfRanks:
         self._first = FirstActivation(self._before, self._experts, self._dtypes, attention)
         self._weights_of_first = WeightsOfFirst(self._first, attention)
         self._micro_batches = OtherMicroBatches(self._first)
+        self._clipped, self._orthogonalised = ClippedByShares(), Orthogonalised()
         #: In the order they are asked: a later one may overrule what was found, as each says by itself.
         self._questions: tuple[Question, ...] = (
             batch_values.of_positions,
@@ -110,6 +113,11 @@ class OfRanks:
         """Look for what only all weights of a step tell, once all of them were looked at."""
         for first, of_role in self._steps.taken():
             self._asked(first, self._steps.explain_slices, first, of_role)
+        for row, fault, rows in (*self._clipped.finish(), *self._orthogonalised.finish()):
+            for one in rows:
+                if one.ranks is not None:
+                    one.ranks.fault = None
+            say_first(row, fault)
 
     # What is not finite is told as such, and arithmetic with it says nothing.
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
@@ -141,6 +149,8 @@ class OfRanks:
             return
         self._asked(row, self._note_off, of, recorded)
         self._asked(row, self._keep, of)
+        self._asked(row, self._clipped.note, recorded)
+        self._asked(row, self._orthogonalised.note, recorded)
         self._steps.keep_gradient(recorded)
 
     def _begin_step(self, step: int | None) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
-from replay_core.compare.pairing.ranks import HeldByRanks, named
+from replay_core.compare.pairing.ranks import HeldByRanks, named, standing_for
 from replay_core.records import TensorRef
 
 #: Rows that say how often a group's tokens count, at least.
@@ -29,6 +29,8 @@ _FEWEST = 3
 _MOSTLY = 0.8
 #: How far a group's rows may be from one multiple, of their norm; and factors from those that a rule makes.
 _MULTIPLE, _NEAR = 3e-3, 2e-3
+#: Of a gradient that lacks what one micro-batch made.
+LOST_MICRO_BATCH = "lost micro-batch"
 #: A factor that is not 1 is off it by more.
 _WEIGHED = 0.01
 
@@ -92,7 +94,38 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Give
                 return fault
             if not number and (fault := _weighed(what, groups)) is not None:
                 return fault
-    return None
+    return _without_a_micro_batch(what, there_VH, held, given)
+
+
+def _without_a_micro_batch(what: str, there_VH: Array, held: HeldByRanks, given: Sequence[Given]) -> Fault | None:
+    """Whether all rows of words that one micro-batch alone has are exactly 0, be they few, and all rows of words that
+    it does not have are the other run's.
+    """
+    groups = _groups(given, lambda one: one.micro)
+    laid = standing_for(held)
+    if len(groups) < 2 or laid.shape != there_VH.shape or any(len(one.micros) > 1 for one in groups):
+        return None
+    here_VH = pages.array(laid).astype(np.float64)
+    size_V = np.linalg.norm(there_VH, axis=1)
+    is_right_V = np.linalg.norm(here_VH - there_VH, axis=1) <= _MULTIPLE * size_V
+    lost = []
+    for number, group in enumerate(groups):
+        elsewhere = np.concatenate([one.words for other, one in enumerate(groups) if other != number])
+        own, rest = np.setdiff1d(group.words, elsewhere), np.setdiff1d(elsewhere, group.words)
+        own, rest = (of[(of >= 0) & (of < len(size_V))] for of in (own, rest))
+        own, rest = own[size_V[own] > 0], rest[size_V[rest] > 0]
+        if own.size and not here_VH[own].any() and rest.size >= _FEWEST and is_right_V[rest].all():
+            lost.append((group, own, rest))
+    if len(lost) != 1:
+        return None
+    ((group, own, rest),) = lost
+    words = f"token{'s' * (own.size > 1)} {named(own[:4].tolist())}{' and others' * (own.size > 4)}"
+    return Fault(
+        LOST_MICRO_BATCH, held.ranks,
+        f"micro-batch {group.micros[0]}'s contribution is missing from {what} on {whose(held.ranks)}: "
+        f"the row{'s' * (own.size > 1)} of {words}, which it alone was given, {'are' if own.size > 1 else 'is'} 0, and "
+        f"those of all {rest.size} that it was not given are the other run's",
+    )  # fmt: skip
 
 
 def _weighed(what: str, groups: list[Group]) -> Fault | None:

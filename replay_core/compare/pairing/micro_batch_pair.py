@@ -240,6 +240,8 @@ class MicroBatchPair(Struct):
     together: what the ranks of one side hold, where they face one process.
     averaged: what b's gradients of a micro-batch's own values are to be multiplied by, for the ranks, as its loss is.
     shared_experts: layers whose experts lie on several ranks, of which this pair has one's.
+    untold: why ranks that share the step otherwise in the two runs could not be put together, so that none of them is
+    to hold what a rank of the same number does.
     """
 
     key: RecordKey
@@ -252,6 +254,7 @@ class MicroBatchPair(Struct):
     together: Together | None = None
     averaged: float = 1.0
     shared_experts: frozenset[str] = frozenset()
+    untold: str | None = None
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property

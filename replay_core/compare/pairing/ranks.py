@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise, permutations
 from math import prod
 from typing import Any, Literal
 
@@ -124,12 +124,13 @@ class RankGroup:
     def __init__(
         self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side], ids: TensorRef | None = None,
         *, of_one_process: bool = True, alike: Sequence[Sequence[int]] = (),
-        turn: tuple[tuple[Stretch, ...], ...] = (),
+        turn: tuple[tuple[Stretch, ...], ...] = (), slices_in: Mapping[tuple[str, int], tuple[int, ...]] | None = None,
     ) -> None:  # fmt: skip
         """ids: the token ids of the one process, where it has none of its own. of_one_process: whether the whole is
         one process's, and not put together of other ranks. alike: the ranks that have the same tokens elsewhere in the
         step, which says who of those that hold no tokens here are of one group. turn: how the ranks of the other run
-        share a sequence, where as many do.
+        share a sequence, where as many do. slices_in: of weights, by name without numbers and how many
+        ranks have them, the way in which their slices lie, where it is known.
         """
         self.of_one_process = of_one_process
         self._whole_ids = ids if ids is not None else ids_of(whole)
@@ -143,6 +144,8 @@ class RankGroup:
         self._unread: set[int] = set()
         #: Of weights, by name without numbers: how many copies are equal in each way in which ranks may share slices.
         self._copies: dict[str, Counter[tuple[tuple[Stretch, ...], ...]]] = {}
+        #: Of weights, by name without numbers: the turn in which slices of them lie on the ranks.
+        self._turns: dict[tuple[str, int], tuple[int, ...]] = dict(slices_in or {})
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it. Where both are,
         #: of samples; and of tokens beside it.
         self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
@@ -162,14 +165,18 @@ class RankGroup:
         """Whether the ranks' tensors are all of the one process, wherever both have them."""
         if self.shares not in ("all", "none") and (self._cut is None or self._astray is not None):
             return False
+        return self.uncovered is None
+
+    @property
+    def uncovered(self) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """A tensor that the ranks do not make: its name, its shape, theirs, and the ranks; None where there is none."""
         together = [pair.together for pair in self.made if pair.together is not None]
-        laid = [
-            (held, standing_for(held).shape) for one in together for held in one.held.values()
-            if id(held) not in self._unread
-        ]  # fmt: skip
         there = {ref.name: ref.shape for _, ref in self._whole.tensors.values()}
-        shapes = [(there[held.parts[0].name], shape) for held, shape in laid if held.parts[0].name in there]
-        return all(one == other for one, other in shapes)
+        for held in (held for one in together for held in one.held.values() if id(held) not in self._unread):
+            name, shape = held.parts[0].name, standing_for(held).shape
+            if name in there and there[name] != shape:
+                return name, there[name], shape, held.ranks
+        return None
 
     @property
     def holds_slices(self) -> bool:
@@ -681,7 +688,7 @@ class RankGroup:
             if all(shape[:axis] + shape[axis + 1 :] == whole.shape[:axis] + whole.shape[axis + 1 :] for shape in shapes)
         ]  # fmt: skip
         if len(axes) != 1:
-            return self._of_groups(refs, whole) or alike
+            return self._of_groups(refs, whole) or self._in_a_grid(refs, whole, stage) or alike
         (axis,) = axes
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
         if self._padded is not None and total == self._padded[0] and stage not in OF_ALL_SAMPLES:
@@ -720,6 +727,8 @@ class RankGroup:
                         [range(at, at + size) for at in range(0, count, size)], count, lengths[0], total, called
                     )
                     tried += among([range(at, count, apart) for at in range(apart)], count, lengths[0], total, called)
+            if (turned := self._turned(refs, whole, stage)) is not None:
+                return turned
         laid = [_held_along(ranks, parts, axis, stretches) for stretches in dict.fromkeys(tried)]
         if len(laid) < 2:
             return (*laid, alike)[0]
@@ -727,6 +736,58 @@ class RankGroup:
         # what is nearer to the other run's.
         told = self._copies_of_like(whole.name, refs, [one.stretches for one in laid])
         return max(laid, key=lambda held: (told[held.stretches] or _equal_copies(held), -_apart(held, whole)))
+
+    def _turned(self, refs: dict[int, TensorRef], whole: TensorRef, stage: str) -> HeldByRanks | None:
+        """Slices of a weight that are cut once more among ranks of another axis (those of tensor parallelism by a
+        sharded optimizer), so that the ranks with parts of one slice do not follow each other. None where those in the
+        turn of the ranks are not far off.
+        """
+        if stage not in OF_ALL_SAMPLES:
+            return None
+        return self._nearest_of_like(refs, whole) if not self._is_in_turn(refs, whole) else None
+
+    def _in_a_grid(self, refs: dict[int, TensorRef], whole: TensorRef, stage: str) -> HeldByRanks | None:
+        """Slices of a weight along two axes, each by ranks of another axis; None where none are as large."""
+        return self._nearest_of_like(refs, whole) if stage in OF_ALL_SAMPLES else None
+
+    def _nearest_of_like(self, refs: dict[int, TensorRef], whole: TensorRef) -> HeldByRanks | None:
+        """A weight as it lies in the way that most of its like do; None where no way makes it."""
+        turn = self._turn_of_like(refs, whole)
+        return None if turn is None else ways(refs, whole.shape)[turn]
+
+    def _is_in_turn(self, refs: dict[int, TensorRef], whole: TensorRef) -> bool:
+        """Whether the first way in which slices may lie is that of most of the weight's like, or there is none."""
+        turn = self._turn_of_like(refs, whole)
+        return turn is None or turn == next(iter(ways(refs, whole.shape)))
+
+    def _turn_of_like(self, refs: dict[int, TensorRef], whole: TensorRef) -> tuple[int, ...] | None:
+        """The way in which slices lie that is nearest by far to the other run's of most of a weight's like (those of
+        its name in other layers, and their gradients), the first way where none is: one that is exchanged among ranks
+        is off. None where no way makes it.
+        """
+        every = list(ways(refs, whole.shape))
+        if not every:
+            return None
+        pattern = without_numbers(whole.name)
+        known = self._turns.get((pattern, len(refs)))
+        if known not in every:
+            nearest = Counter[tuple[int, ...]]()
+            shape, like = next(iter(refs.values())).shape, 0
+            for place, (_, one) in self._whole.tensors.items():
+                if place[1] not in OF_ALL_SAMPLES or one.shape != whole.shape or not one.is_readable:
+                    continue
+                if without_numbers(place[0]) != pattern:
+                    continue
+                own = {rank: self._ranks[rank].tensors[place][1] for rank in refs if place in self._ranks[rank].tensors}
+                if len(own) < len(refs) or any(ref.shape != shape or not ref.is_readable for ref in own.values()):
+                    continue
+                off = [_apart(held, one) for held in ways(own, whole.shape).values()]
+                nearest[every[off.index(min(off))] if min(off) < _FAR_NEARER * off[0] else every[0]] += 1
+                like += 1
+                if like == _MOST_LIKE:
+                    break
+            known = self._turns[pattern, len(refs)] = max(every, key=lambda turn: nearest[turn])  # the first of several
+        return known
 
     def _copies_of_like(
         self, name: str, refs: dict[int, TensorRef], tried: list[tuple[tuple[Stretch, ...], ...]]
@@ -891,6 +952,62 @@ class RankGroup:
             tuple(place for place, _ in ordered),
         )  # fmt: skip
         return held if standing_for(held).shape == whole.shape else None
+
+
+def without_numbers(name: str) -> str:
+    """A weight's name, or its gradient's, without those of layers."""
+    return _NUMBER.sub("#", name.removeprefix("grad.").removeprefix("param."))
+
+
+def ways(refs: Mapping[int, TensorRef], shape: tuple[int, ...]) -> dict[tuple[int, ...], HeldByRanks]:
+    """The ways in which slices of one shape that ranks have may lie in a whole of this shape: along one axis, in the
+    turn of the ranks or those next to each other apart (cut by ranks of two axes); along two axes, whichever of these
+    and of copies ranks count first. None where they make no such whole.
+    """
+    parts = tuple(refs.values())
+    own = parts[0].shape
+    if len({ref.shape for ref in parts}) > 1 or len(own) != len(shape) or not all(own):
+        return {}
+    if any(long % short for long, short in zip(shape, own, strict=True)):
+        return {}
+    cut = [(axis, long // short) for axis, (long, short) in enumerate(zip(shape, own, strict=True)) if long != short]
+    if not cut:
+        return {(): HeldByRanks(tuple(refs), parts)}
+    size = prod(many for _, many in cut)
+    if len(cut) > 2 or len(refs) % size or not all(ref.is_readable for ref in parts):
+        return {}
+    if len(cut) == 2:
+        return {turn: _in_cells(refs, shape, cut, turn) for turn in permutations(range(3))}
+    ((axis, _),) = cut
+    found = {}
+    for inner in (1, *(one for one in range(2, size) if size % one == 0)):
+        turn = tuple(at * inner + number for number in range(inner) for at in range(size // inner))
+        places = tuple(((turn.index(number % size) * own[axis], own[axis]),) for number in range(len(refs)))
+        found[turn] = _held_along(tuple(refs), parts, axis, places)
+    return found
+
+
+def _in_cells(
+    refs: Mapping[int, TensorRef], shape: tuple[int, ...], cut: list[tuple[int, int]], turn: tuple[int, ...]
+) -> HeldByRanks:
+    """Slices along two axes. turn: which of copies (0) and of the two axes (1, 2) ranks count first."""
+    (outer, rows), (inner, columns) = cut
+    sizes = (len(refs) // (rows * columns), rows, columns)
+    cells: dict[tuple[int, int], list[tuple[int, TensorRef]]] = defaultdict(list)
+    for number, part in enumerate(refs.items()):
+        at, place = number, dict[int, int]()
+        for digit in reversed(turn):
+            at, place[digit] = divmod(at, sizes[digit])
+        cells[place[0], place[1]].append(part)
+    made, long = [], shape[outer] // rows
+    for (_, row), members in cells.items():
+        beside = HeldByRanks(
+            tuple(rank for rank, _ in members), tuple(ref for _, ref in members), inner,
+            tuple(((at * ref.shape[inner], ref.shape[inner]),) for at, (_, ref) in enumerate(members)),
+        )  # fmt: skip
+        made.append((members[0][0], standing_for(beside), ((row * long, long),)))
+    ranks, refs_, stretches = zip(*made, strict=True)
+    return HeldByRanks(ranks, refs_, outer, stretches)
 
 
 def _in_ranks_turn(cut: tuple[tuple[Stretch, ...], ...]) -> tuple[Stretch, ...]:

@@ -32,6 +32,7 @@ from replay_core.compare.pairing.ranks import (
     turns,
 )
 from replay_core.compare.pairing.renumbered_ranks import in_one_numbering as ranks_in_one_numbering
+from replay_core.compare.pairing.slices_of_both import SlicesOfBoth
 from replay_core.compare.pairing.whole_shapes import OF_ITS_OWN, WholeShapes
 from replay_core.records import Inline, Record, RecordKey, TensorRef, Unreadable
 
@@ -120,12 +121,21 @@ def _ranks_of(
         return None
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
+    slices = SlicesOfBoth(fewer, ranks)
     covered: list[RankGroup] = []
+    uncovered: RankGroup | None = None
     for ids in _ids_of_all(fewer, ranks):
-        shape_of = _shapes_of_both(fewer, ranks, ids, alike)
-        whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike[0], shape_of, is_numbered=True)
+        of_tokens = _shapes_of_both(fewer, ranks, ids, alike)
+
+        def shape_of(place: tuple[str, str], of_tokens: Any = of_tokens) -> tuple[int, ...]:
+            return slices.of(place) or of_tokens(place)
+
+        whole, whole_of = _assembled(
+            key, one, fewer, ranks, ids, alike[0], shape_of, is_numbered=True, slices_in=slices.turns
+        )
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
+            uncovered = uncovered or found
             continue
         if (turn := next((of for axis, of in whole_of.cuts if axis == 1), None)) is not None:
             found.lay_gathered(turn)
@@ -139,8 +149,29 @@ def _ranks_of(
         covered.append(found)
         if _are_at(found, ranks) is not False:
             return found
+    is_of_layout = uncovered is not None and not _are_mostly_alike(fewer, ranks)
+    if not covered and uncovered is not None and is_of_layout and (parts := uncovered.uncovered) is not None:
+        name, due, made, those = parts
+        for pair in group:
+            pair.untold = (
+                f"ranks {named(fewer)} of {one} and {named(ranks)} of {many} share the step otherwise, and how could "
+                f"not be told: {name} is to be {list(due)}, and what ranks {named(those)} of {many} hold of it makes "
+                f"{list(made)}; record it with its dims and each rank's place on their axes (dims, tp_rank and "
+                "tp_size)"
+            )
     # Samples of several ranks may be laid end to end so that the other run's stretches are some of these, too.
     return covered[0] if covered else None
+
+
+def _are_mostly_alike(own: dict[int, Side], others: dict[int, Side]) -> bool:
+    """Whether ranks of the same numbers have most of what both have in one shape: few are cut otherwise, or wrong."""
+    if own.keys() != others.keys():
+        return False
+    same = [
+        others[rank].tensors[place][1].shape == ref.shape
+        for rank, side in own.items() for place, (_, ref) in side.tensors.items() if place in others[rank].tensors
+    ]  # fmt: skip
+    return 2 * sum(same) >= len(same)
 
 
 def _are_at(found: RankGroup, ranks: dict[int, Side]) -> bool | None:
@@ -361,8 +392,11 @@ def _shapes_of_both(
 def _assembled(
     key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None,
     alike: list[list[int]], shape_of: Callable[[tuple[str, str]], tuple[int, ...]], *, is_numbered: bool = False,
+    slices_in: dict[tuple[str, int], tuple[int, ...]] | None = None,
 ) -> tuple[Side, Together]:  # fmt: skip
-    """What one process would hold of what these ranks do. is_numbered: what stages return is numbered as of one."""
+    """What one process would hold of what these ranks do. is_numbered: what stages return is numbered as of one.
+    slices_in: the ways in which slices of weights lie, filled as their shapes are asked for.
+    """
     imagined = Side([next(iter(ranks.values())).records[0]])
     imagined.is_loaded = True
     numbered = in_one_numbering(ranks) if is_numbered else {}
@@ -373,7 +407,7 @@ def _assembled(
                 whole = ref.with_(shape=shape_of(own), source=Unreadable(""), copies=(), digest=None)
                 whole = whole if place == own else whole.with_(name=place[0], canonical=place[0])
                 imagined.tensors[place] = record, whole
-    group = RankGroup(key, which, imagined, ranks, ids, alike=alike)
+    group = RankGroup(key, which, imagined, ranks, ids, alike=alike, slices_in=slices_in)
     (pair,) = group.made if len(group.made) == 1 else group.made[:1]
     side = pair.a if which == "a" else pair.b
     assert pair.together is not None
@@ -456,14 +490,13 @@ def _of_slices_of_tokens(
 def _of_a_group(
     place: tuple[str, str], sides: tuple[dict[int, Side], dict[int, Side]], alike: Alike, *, as_many: bool = True
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] | None:
-    """What the first ranks with the same tokens hold of a tensor, in either run; None unless they are more than one,
-    all have it, and (as_many) they are as many in both.
+    """What the first ranks with the same tokens hold of a tensor, those that have it (stages of a pipeline have
+    others'), in either run; None unless they are more than one and (as_many) they are as many in both.
     """
-    found = []
+    found: list[list[NDArray[np.float64]]] = []
     for ranks, groups in zip(sides, alike, strict=True):
-        members = groups[0]
-        refs = [ranks[rank].tensors[place][1] for rank in members if place in ranks[rank].tensors]
-        if len(refs) < len(members) or len(refs) < 2 or (as_many and len(refs) != len(alike[0][0])):
+        refs = [ranks[rank].tensors[place][1] for rank in groups[0] if place in ranks[rank].tensors]
+        if len(refs) < 2 or (as_many and found and len(refs) != len(found[0])):
             return None
         if not all(ref.is_readable and ref.shape == refs[0].shape for ref in refs) or refs[0].numel > _MOST:
             return None
@@ -504,6 +537,9 @@ class _Sizes:
             if of_tokens and (mine, other) == (self._own[axis], self._theirs[axis]):
                 made[axis] = self._whole[axis]  # type: ignore[index]
                 continue
+            if of_tokens and mine != other and len(own) > 2 and self._are_shares(axis, own, theirs):
+                made[axis] = self._whole[1]  # type: ignore[index]
+                continue
             if of_tokens and mine == other and len(own) > 2 and self._is_cut_twice(axis, mine):
                 made[axis] = self._whole[1]  # type: ignore[index]
                 continue
@@ -522,6 +558,17 @@ class _Sizes:
         """The shape of what one run alone has: of all tokens, where a rank has it of as many as it has token ids."""
         is_of_ids = self._whole is not None and own[:2] == self._own
         return (*self._whole, *own[2:]) if self._whole is not None and is_of_ids else own
+
+    def _are_shares(self, axis: int, own: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+        """Whether ranks of either run have along an axis all their tokens, or the ranks with the same ones a share of
+        these each (sequence parallelism), whatever samples they have.
+        """
+        for ids, shape, many in zip((self._own, self._theirs), (own, theirs), self._members, strict=True):
+            if len(ids) != 2 or shape[1 - axis] != ids[0] or not shape[axis] or ids[1] % shape[axis]:
+                return False
+            if many % (ids[1] // shape[axis]):  # stages of a pipeline have the same tokens too
+                return False
+        return True
 
     def _is_cut_twice(self, axis: int, long: int) -> bool:
         """Whether an axis is as short in one run as its ranks' token ids (context parallelism), and in the other by the

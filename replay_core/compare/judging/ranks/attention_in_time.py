@@ -25,12 +25,12 @@ class AttentionInTime:
 
     def otherwise(
         self, name: str, whole: TensorRef, held: HeldByRanks, given: Sequence[HeldByRanks], parted: Sequence[int],
-        through: tuple[NDArray[Any], NDArray[Any]] | None,
+        through: tuple[NDArray[Any], NDArray[Any]] | None, heads_of: Sequence[Sequence[int]] = (),
     ) -> Fault | None:  # fmt: skip
         if self._in_vain > _MOST_IN_VAIN:
             return None
         begun = time.thread_time()
-        fault = attention_otherwise.otherwise(name, whole, held, given, parted, through)
+        fault = attention_otherwise.otherwise(name, whole, held, given, parted, through, heads_of)
         if fault is None:
             self._in_vain += time.thread_time() - begun
         return fault

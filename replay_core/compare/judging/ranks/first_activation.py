@@ -140,9 +140,10 @@ class FirstActivation:
         slices, attended = self._before.slices(of), self._before.into_attention(of)
         whole, held = joined(whole, held, attended)
         found = (key_order.of_one_key(of.name, held, one, parted) for one in reversed(slices))
-        if (fault := next((fault for fault in found if fault is not None), None)) is not None:
-            return fault
-        return attention_again.of_seen_keys(of.name, whole, held, slices, parted, None, attended)
+        first = next((fault for fault in found if fault is not None), None)
+        # What the first token of a stretch sees alone says nothing of the others, where these can be made again.
+        again = attention_again.of_seen_keys(of.name, whole, held, slices, parted, None, attended)
+        return again if again is not None and (first is None or again.kind == "window") else first
 
 
 def _is_before(row: TensorVerdict, first: TensorVerdict) -> bool:

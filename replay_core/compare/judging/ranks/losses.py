@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay_core import pages
-from replay_core.compare.judging import contributions, limits
+from replay_core.compare.judging import before_its_sum, contributions, limits
 from replay_core.compare.judging.faults import Fault
 from replay_core.compare.judging.ranks.row import MOST, RowOfRanks
 
@@ -28,8 +28,29 @@ class OwnMeans:
 
 def of_losses(of: RowOfRanks, fault: Fault | None) -> Fault | None:
     if of.kind == "loss" and fault is None and not of.held.is_cut and not of.whole.shape:
-        return _of_own_tokens(of)
+        return _of_own_tokens(of) or _of_own_parts(of)
     return fault
+
+
+def _of_own_parts(of: RowOfRanks) -> Fault | None:
+    """Whether each rank's loss is made of its own part of another tensor of the loss, before these were added up."""
+    losses = [float(pages.array(part).reshape(-1)[0]) for part in of.held.parts]
+    whole = float(pages.array(of.whole).reshape(-1)[0])
+    for place, (_, ref) in of.side.tensors.items():
+        held, facing = of.together.held.get(id(ref)), of.other.tensors.get(place)
+        if held is None or facing is None or place[1] != "loss" or not ref.shape or ref.numel > MOST:
+            continue
+        refs = facing[1], *held.parts
+        if held.is_cut or held.ranks != of.held.ranks or any(
+            not one.dtype.startswith(("float", "bfloat")) or not one.is_readable or one.shape != ref.shape
+            for one in refs
+        ):  # fmt: skip
+            continue
+        x, *parts = (pages.array(one).astype(np.float64).reshape(-1) for one in refs)
+        fault = before_its_sum.of_own_parts(of.name, held.ranks, whole, losses, place[0], x, parts)
+        if fault is not None:
+            return fault
+    return None
 
 
 def _of_own_tokens(of: RowOfRanks) -> Fault | None:

@@ -25,7 +25,7 @@ from replay_core.compare.judging.ranks.attention_in_time import AttentionInTime
 from replay_core.compare.judging.ranks.first_activation import FirstActivation, MadeOf
 from replay_core.compare.judging.ranks.fused_weights import is_fused
 from replay_core.compare.judging.ranks.row import MOST, RowOfRanks
-from replay_core.compare.pairing.ranks import standing_for
+from replay_core.compare.pairing.ranks import HeldByRanks, standing_for
 from replay_core.records import TensorRef
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class WeightsOfFirst:
             return
         made_of = self._first.made_of(weight.step)
         output, whole = made_of.held, made_of.whole
-        into = [one for one in made_of.attended if one.ranks == held.ranks]
+        into = [one for one in made_of.attended if set(one.ranks) <= set(held.ranks)]
         width = whole.shape[-1] if whole.shape else 0
         if width not in laid.shape:
             return
@@ -83,7 +83,8 @@ class WeightsOfFirst:
         added = _added(bias if bias is not None and bias.is_readable else None, values)
         fault, parted = None, first.ranks.parted
         if into:
-            fault = self._attention.otherwise(first.name, whole, output, into, parted, (values, added))
+            shares = _shares(held, width, laid.shape)
+            fault = self._attention.otherwise(first.name, whole, output, into, parted, (values, added), shares)
         fault = fault or row_parallel_otherwise.of_parts(first.name, whole, output, made_of.slices, values, added)
         fault = fault or first_tokens.of_values(first.name, whole, output, made_of.slices, parted, values, added)
         if fault is not None:
@@ -120,10 +121,12 @@ def _of_whole_weight(first: TensorVerdict, made_of: MadeOf, weight: RowOfRanks, 
             if not row.verdict.diverges
         )
         fault = next((one for one in of_one if one is not None), None)
-        if fault is None and is_open(first.ranks.fault):
-            fault = attention_again.of_seen_keys(
+        if is_open(first.ranks.fault):
+            again = attention_again.of_seen_keys(
                 first.name, whole, output, made_of.slices, first.ranks.parted, through, made_of.attended
             )
+            # What the first token of a stretch sees alone says nothing of the others, where these are made again.
+            fault = again if again is not None and (fault is None or again.kind == "window") else fault
     if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
         of_groups = [
             row_parallel.beside_its_bias(first.name, slice_, own, held.parts[0])
@@ -173,6 +176,16 @@ def _of_row_parallel(first: TensorVerdict, made_of: MadeOf, weight: RowOfRanks, 
 
 def _module_of(weight: RowOfRanks) -> str:
     return weight.name.removeprefix("param.").removesuffix(".weight")
+
+
+def _shares(held: HeldByRanks, width: int, shape: tuple[int, ...]) -> list[list[int]]:
+    """Of each share of what a projection takes in, the ranks that have it, in turn; nothing where it is not cut so."""
+    if not held.is_cut or held.axis != (1 if shape[0] == width else 0):
+        return []
+    return [
+        [rank for rank, own in zip(held.ranks, held.stretches, strict=True) if own == place]
+        for place in sorted(set(held.stretches))
+    ]
 
 
 def _bias_beside(weight: RowOfRanks) -> TensorRef | None:

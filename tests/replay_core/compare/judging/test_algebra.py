@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from replay_core.compare.judging import token_rows
 from replay_core.compare.parallel import parallel
 from tests.builders import there
+from tests.replay_core.compare.ranks.in_memory import alike, as_ref
 from tests.replay_core.compare.ranks.recorded import compared, gradients, random
 
 WHOLE = random(12, 8)
@@ -54,6 +57,10 @@ FAULTY: dict[str, tuple[Sequence[torch.Tensor], str, list[int], str]] = {
     "NaN on one rank": ([WHOLE, WHOLE * float("nan")], "apart", [1], "rank 1 holds NaN or infinities"),
     "slices summed over their ranks": ([ROWS[0] + ROWS[1]] * 2, "wrong group", [0, 1], "the sum of all slices"),
     "slices times the ranks": ([part * 2 for part in ROWS], "too much", [0, 1], "is 2 x the whole"),
+    "equal copies of slices, halved": (
+        [part / 2 for part in (*ROWS, *ROWS)], "too little", [0, 1, 2, 3],
+        "is 0.5 x the other run's on ranks 0, 1, 2 and 3, and the same on those that hold one slice",
+    ),
     "a slice one late": ([WHOLE[:6], torch.cat([WHOLE[7:], OTHER[:1]])], "boundary", [1], "rank 1's begins 1 too late"),
 }  # fmt: skip
 
@@ -280,3 +287,29 @@ def test_tokens_that_were_gathered_in_another_turn_are_told(turned: bool, tmp_pa
     found = compared(tmp_path, one, rank, rank)
     kinds = {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults}
     assert kinds == ({("token order", (0, 1))} if turned else set())
+
+
+def test_a_weight_that_is_off_by_its_step_is_not_right_beside_one_that_is_off_further(tmp_path: Path) -> None:
+    """Rank 0's is off by a hundredth of what rank 1's is, and by far more than rounding."""
+    parts = [ROWS[0] + 5e-3 * OTHER[:6], ROWS[1] + 0.5 * OTHER[6:]]
+    one = {"param": {"param.up.weight": WHOLE}}
+    found = compared(tmp_path, one, *({"param": {"param.up.weight": part.contiguous()}} for part in parts))
+    ranks = there(there(found.first).ranks)
+    assert ranks.parted == (0, 1)
+    assert ranks.fault is None or "the other run's" not in ranks.fault.sentence
+
+
+@pytest.mark.parametrize("lost", [2, None])
+def test_a_micro_batch_of_one_word_of_its_own_is_missed(lost: int | None) -> None:
+    """Words 0 to 9 are in all micro-batches but the last, which has word 11 besides some of them."""
+    words = [range(10), range(2, 10), [2, 3, 11]]
+    given = [token_rows.Given(0, micro, np.array(list(own))) for micro, own in enumerate(words)]
+    made = [torch.zeros(16, 4).index_put((torch.tensor(list(own)),), random(len(own), 4, seed=at)) for at, own in
+            enumerate(words)]  # fmt: skip
+    whole, here = (
+        sum(made, torch.zeros(16, 4)),
+        sum((one for at, one in enumerate(made) if at != lost), torch.zeros(16, 4)),
+    )
+    fault = token_rows.of_rows("embed.weight's gradient", as_ref(whole), alike(here), given)
+    assert (fault and fault.kind) == (None if lost is None else token_rows.LOST_MICRO_BATCH)
+    assert fault is None or "micro-batch 2's contribution" in fault.sentence
