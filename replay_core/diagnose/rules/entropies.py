@@ -73,6 +73,8 @@ def _beside(batch: StepBatch, vocabulary: int) -> _EntropyBeside | None:
         both_N = batch.pair(entropy, column)
         if both_N.sum() < TOKENS or not entropy.values_N[both_N].any():
             continue
+        if np.allclose(entropy.values_N[both_N], -column.values_N[both_N], rtol=1e-3, atol=1e-4):
+            return None  # an estimate of one sample, which is the entropy on average alone
         h_N, l_N = np.where(both_N, entropy.values_N, 0.0), np.where(both_N, column.values_N, 0.0)
         impossible_N = both_N & _impossible(h_N, l_N, vocabulary)
         shifted = {}
@@ -95,7 +97,8 @@ def of_other_logits(case: Case) -> Finding | None:
     """Recorded entropies of tokens that no distribution has which gives the drawn token its recorded probability p:
     over -p log p - (1 - p) log(1 - p) + (1 - p) log(V - 1), or under it without the last term, by a tenth and .02 nats
     and more (V: the stated vocabulary, else 262144), in 2 % of a step's tokens and more, 8 tokens and 2 steps and more,
-    and all steps that have entropies. Of old and of current log-probabilities the nearer ones count.
+    and all steps that have entropies. (Not where they are -log p: estimates of one sample.)
+    Of old and of current log-probabilities the nearer ones count.
 
     Where the entropy of the token before or after leaves a tenth of them, it is shifted by one. Where they are too
     large and the run states a temperature below 1 (too small: above 1), the logits of the entropy were not divided by

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct, field
@@ -18,16 +17,14 @@ JOINTS, STEPS, SHARE = 8, 2, 0.95
 
 
 class _Joints(Struct):
-    """What follows the end of a turn in prompts and inside of responses, over the steps."""
+    """What follows the end of a turn inside of responses, over the steps."""
 
     ends: Counter[int] = field(default_factory=Counter)
     """The last token that counts before a gap of the mask."""
     gaps: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     """That token and the two that follow it."""
-    in_prompts: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     steps: list[int | None] = field(default_factory=list)
     where: Where | None = None
-    rows: int = 0
 
     def take(self, batch: StepBatch) -> None:
         tokens_N, trained_N = given(batch.tokens_N), given(batch.trained_N)
@@ -35,25 +32,31 @@ class _Joints(Struct):
         for sample, span in enumerate(batch.flat.spans):
             ids, counts = tokens_N[span], trained_N[span]
             inside = np.flatnonzero(counts)
-            if inside.size < 2:
-                continue
-            self.rows += 1
-            begin = int(inside[0])
-            prompt = ids[:begin]
-            for at in range(len(prompt) - 2):
-                self.in_prompts[int(prompt[at]), int(prompt[at + 1]), int(prompt[at + 2])] += 1
-            for before, after in pairwise(inside.tolist()):
-                if after - before < 3:
-                    continue
+            for before in inside[:-1][np.diff(inside) >= 3].tolist():
                 met = True
                 end, one, two = (int(ids[before + by]) for by in range(3))
                 self.ends[end] += 1
                 self.gaps[end, one, two] += 1
                 if self.where is None:
                     start = int(batch.flat.starts_B[sample])
-                    self.where = batch.laid.where("input_ids", at=start + int(before))
+                    self.where = batch.laid.where("input_ids", at=start + before)
         if met:
             self.steps.append(batch.step)
+
+
+def _in_prompts(batches: list[StepBatch], end: int) -> Counter[tuple[int, int]]:
+    """The two tokens that follow the end of a turn in the prompts of rows with two counted tokens and more."""
+    found: Counter[tuple[int, int]] = Counter()
+    for batch in batches:
+        tokens_N, trained_N = given(batch.tokens_N), given(batch.trained_N)
+        for span in batch.flat.spans:
+            inside = np.flatnonzero(trained_N[span])
+            if inside.size < 2:
+                continue
+            prompt = tokens_N[span][: inside[0]]
+            at = np.flatnonzero(prompt[:-2] == end)
+            found.update(zip(prompt[at + 1].tolist(), prompt[at + 2].tolist(), strict=True))
+    return found
 
 
 @rule("D155", "turns are joined otherwise than the template joins them", link="tokens", scope="case", lasts=True,
@@ -68,29 +71,26 @@ def joined(case: Case) -> Finding | None:
     warning.
     """
     joints = _Joints()
-    looked = 0
-    for batch in case.batches():
-        if batch.tokens_N is None or batch.trained_N is None:
-            continue
-        looked += 1
+    batches = [batch for batch in case.batches() if batch.tokens_N is not None and batch.trained_N is not None]
+    for batch in batches:
         joints.take(batch)
-    skip_if(not looked, "needs tokens and a mask")
+    skip_if(not batches, "needs tokens and a mask")
     count = joints.gaps.total()
     skip_if(count < JOINTS or len(set(joints.steps)) < STEPS, f"needs {JOINTS} gaps of the mask in {STEPS} steps")
-    return _dropped(joints, count)
+    return _dropped(joints, batches, count)
 
 
-def _dropped(joints: _Joints, count: int) -> Finding | None:
+def _dropped(joints: _Joints, batches: list[StepBatch], count: int) -> Finding | None:
     end, ends = joints.ends.most_common(1)[0]
-    after = Counter({key: many for key, many in joints.in_prompts.items() if key[0] == end})
-    if ends < SHARE * count or after.total() < JOINTS:
+    after = _in_prompts(batches, end) if ends >= SHARE * count else Counter()
+    if after.total() < JOINTS:
         return None
     separators: Counter[int] = Counter()
-    for (_, one, _), many in after.items():
+    for (one, _), many in after.items():
         separators[one] += many
     separator, often = separators.most_common(1)[0]
     starts: Counter[int] = Counter()
-    for (_, one, two), many in after.items():
+    for (one, two), many in after.items():
         if one == separator:
             starts[two] += many
     start, started = starts.most_common(1)[0]

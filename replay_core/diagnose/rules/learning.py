@@ -67,8 +67,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
     decimals and more (`lr:0.000`) is a rate that was rounded, and no 0.
 
     A rate of 0 in the last twentieth (5 steps and more) of the steps that the run states to take is a warning, and so
-    is one that is stated to fall to 0 over them (cosine, linear, and no least rate), and is at .8 of its largest and
-    more at their end.
+    is one that is stated to fall to 0 over them (cosine, linear, no least rate, and no longer decay), and is at .8 of
+    its largest and more at their end.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -164,7 +164,10 @@ _AT_0, _SHARE_AT_0 = 5, 0.05
 #: Steps of a decay, the share of the stated total that is logged, and what is left of the largest rate, before it is
 #: one that does not take place.
 _DECAYS, _LOGGED, _LEFT = 20, 0.9, 0.8
-_SCHEDULES = ("lr_scheduler_type", "lr_scheduler", "lr_decay_style", "lr_schedule", "scheduler_type", "warmup_style")
+_SCHEDULES = ("lr_scheduler_type", "lr_scheduler", "lr_decay_style", "lr_schedule", "scheduler_type")
+#: Steps that the decay has of its own, where they are stated; transformers' and verl's half a wave.
+_DECAY_STEPS = ("lr_decay_iters", "lr_decay_steps", "decay_steps", "num_decay_steps", "lr_total_steps", "t_max")
+_HALF_A_WAVE = 0.5
 _LEAST_RATES = ("min_lr", "min_lr_ratio", "min_lr_rate", "lr_min", "final_lr", "lr_end", "min_learning_rate")
 
 
@@ -191,8 +194,13 @@ def _ends_early(log: RunLog, series: Series, spent: int) -> Finding | None:
 def _does_not_decay(log: RunLog, series: Series) -> Finding | None:
     """A rate that is stated to fall to 0 over the stated steps (cosine, linear) and near its largest at their end."""
     algorithm, values = log.algorithm, series.finite
-    kind, total = algorithm.word(*_SCHEDULES), algorithm.number(*_TOTAL)
+    # verl's warmup_style names the whole schedule; elsewhere a linear one is how the rate rises.
+    kind = algorithm.word(*_SCHEDULES) or algorithm.word("warmup_style").replace("linear", "")
+    total, decay, waves = (algorithm.number(*names) for names in (_TOTAL, _DECAY_STEPS, ("num_cycles",)))
     if kind not in ("cosine", "linear") or any(algorithm.number(name) for name in _LEAST_RATES) or total is None:
+        return None
+    # A longer decay, or a wave that comes back up, is meant to end high.
+    if (decay is not None and decay > total) or waves not in (None, _HALF_A_WAVE):
         return None
     first, last = series.points[0].step, series.points[-1].step
     if first is None or last is None or len(values) < _DECAYS or first > 0.1 * total:

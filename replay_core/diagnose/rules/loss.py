@@ -21,6 +21,7 @@ from replay_core.diagnose.algorithm import (
     aggregation,
     divides_by_micro_batch,
     divides_by_update,
+    entropy_bonus,
     is_dapo,
     of_loss,
     stated_number,
@@ -1054,6 +1055,8 @@ def _uneven_terms(case: Case) -> Finding | None:
     stated: in 2 steps and more, and half of those that have such micro-batches.
     """
     for name, what in TERMS.items():
+        if _is_metric_alone(case, what):
+            continue
         found: list[tuple[int | None, list[OwnMean]]] = []
         made: list[list[OwnMean]] = []
         looked = 0
@@ -1089,6 +1092,15 @@ def _uneven_terms(case: Case) -> Finding | None:
             steps=[step for step, _ in found],
         )
     return None
+
+
+def _is_metric_alone(case: Case, what: str) -> bool:
+    """Whether the run states that the term is logged and has no part in the loss."""
+    if what == "entropy":
+        return entropy_bonus(case.algorithm) == 0
+    if what == "KL":
+        return case.algorithm.is_on("use_kl_loss") is False or case.algorithm.number("kl_loss_coef") == 0
+    return False
 
 
 def _uneven(parts: list[_MicroLoss]) -> Finding | None:

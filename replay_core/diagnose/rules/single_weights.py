@@ -10,28 +10,27 @@ from msgspec import Struct
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
+from replay_core.diagnose.algorithm import settings_of, stated_by
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where, finding, listed, share, shown, warning
+from replay_core.diagnose.finding import Finding, Where, finding, listed, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rules.step_counters import begins_on_purpose
 from replay_core.records import Record
 from replay_core.regexes import regex
 
 #: Steps whose gradients are 0 before it is no chance; and bytes of all that is read.
 STEPS, MOST = 3, 1 << 28
 #: What a batch may leave without a gradient: experts that no token chose, towers of what it has none of, places that no
-#: row is as long as.
-_SELDOM = regex(r"vision|visual|image|audio|mm_|projector|expert|position_embed|wpe|pos_emb", re.IGNORECASE)
-_ROUTER = regex(r"router|gate\.weight|gating|mlp\.gate(?![a-z_])", re.IGNORECASE)
-#: Switches of a run that leaves them alone on purpose.
-_FREEZES = (
-    "freeze_router",
-    "freeze_moe_router",
-    "freeze_gate",
-    "freeze_embeddings",
-    "freeze_embedding",
-    "freeze_lm_head",
+#: row is as long as, drafts that a run trains only when asked to, and the bias of a choice of experts, which has none.
+_SELDOM = regex(
+    r"vision|visual|image|audio|mm_|projector|expert|position_embed|wpe|pos_emb|(?:^|[._])mtp(?:[._]|$)|eagle|"
+    r"correction_bias",
+    re.IGNORECASE,
 )
+_ROUTER = regex(r"router|gate\.weight|gating|mlp\.gate(?![a-z_])", re.IGNORECASE)
+#: Settings of a run that leaves some alone on purpose.
+_FREEZES = regex(r"freeze|frozen", re.IGNORECASE)
 #: How near the middle one the sizes of a first update's steps lie, and the share of them that do; in others at most.
 NEAR, ALL, OTHERS = 0.05, 0.95, 0.6
 #: Numbers that moved before their sizes tell, how often a number's rounding a step is, and steps beside it.
@@ -55,7 +54,7 @@ def _of_stage(case: Case, stage: str) -> dict[int, list[Record]]:
 def unreached(case: Case) -> Finding | None:
     """Recorded gradients that are exactly 0, to the last number, in every step (3 and more) while at least half of the
     others are not: a warning; worth knowing where all of them are of what a batch may have nothing of (experts, image
-    towers, tables of positions), or the run states that it freezes some. Of none where all are 0 (D23 says so).
+    towers, tables of positions, drafts), or the run states that it freezes some. Of none where all are 0 (D23 says so).
     """
     by_step = _of_stage(case, "gradient")
     skip_if(len(by_step) < STEPS, f"needs the gradients of {STEPS} steps: rldbg record --gradients .")
@@ -75,8 +74,10 @@ def unreached(case: Case) -> Finding | None:
     told = [name for name in still if not _SELDOM.search(name)]
     routers = [name for name in told if _ROUTER.search(name)]
     first = (routers or told or still)[0]
-    algorithm = case.algorithm
-    frozen = [name for name in _FREEZES if algorithm.is_on(name) is True]
+    frozen = [
+        name for name, values in settings_of(stated_by(case.run)).items()
+        if _FREEZES.search(name) and any(value and str(value).lower() not in ("false", "none", "0") for value in values)
+    ]  # fmt: skip
     what = (
         "the router has" if routers and len(routers) == len(told) else f"{share(len(still), len(heard))} weights have"
     )
@@ -146,7 +147,7 @@ def forgot(case: Case) -> Finding | None:
     the same size (the learning rate), whatever its gradient; with moments of earlier gradients no step does. A warning
     where an update that is not the dump's first moves 95 % of the numbers (32 and more) by its middle size, to a
     twentieth, and the update before it and the one after it 60 % at most. Lion and signSGD do so in every step, and are
-    not told.
+    not told. Worth knowing of a run that states that it resets its optimizer.
     """
     every = list(_updates(case))
     skip_if(len(every) < BESIDE + 1, "needs the float32 weights of four steps that follow each other")
@@ -161,7 +162,8 @@ def forgot(case: Case) -> Finding | None:
     # Where every other step begins anew, it is what the run does.
     at = fresh[0]
     one, before = every[at], every[at - 1]
-    return warning(
+    return finding(
+        "info" if begins_on_purpose(case) else "warning",
         f"Adam's moments begin anew at step {one.step}: its update moves {one.alike:.0%} of all numbers by one size "
         f"({one.size:.3g}), as a first step does, and the update before it {before.alike:.0%}",
         one.where,

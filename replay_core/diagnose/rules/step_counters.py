@@ -14,6 +14,11 @@ from replay_core.records import Record
 _ON_PURPOSE = ("reset_optimizer", "reset_optimizer_states", "optimizer_reset", "reset_optim", "relora")
 
 
+def begins_on_purpose(case: Case) -> bool:
+    """Whether a run states that it begins its optimizer anew at times."""
+    return any(case.algorithm.value(each) for each in _ON_PURPOSE)
+
+
 @rule("D161", "the optimizer's step counters go back", link="optimizer", scope="case", lasts=True,
       explains=("L02", "L08", "L10", "D25"),
       source="OpenPipe/ART#72, tinker-feedback#127: weights are loaded, the optimizer's state is not")  # fmt: skip
@@ -43,9 +48,8 @@ def gone_back(case: Case) -> Finding | None:
     if not found:
         return None
     step, was, now_at, record, name = found[0]
-    is_meant = any(case.algorithm.value(each) for each in _ON_PURPOSE)
     return finding(
-        "info" if is_meant else "warning",
+        "info" if begins_on_purpose(case) else "warning",
         f"the optimizer's state begins anew at step {step}: its step counters go from {was:g} back to {now_at:g}",
         Where.of(record, name),
         shown("step counter", now_at, f"> {was:g}", record.path.name),

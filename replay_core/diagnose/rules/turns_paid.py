@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.algorithm import aggregation
+from replay_core.diagnose.algorithm import aggregation, settings_of, stated_by
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, finding, share, shown, warning
@@ -16,6 +16,9 @@ from replay_core.regexes import regex
 
 #: Rewards of every turn, as a table of samples and turns.
 _OF_TURNS = regex(r"(?i)(?:^|\.)(?:step|turn)_?(?:level_?)?rewards?$|(?:^|\.)rewards?_?(?:per|by)_?(?:step|turn)s?$")
+#: Settings of how rewards of turns become one, and their words for the last of them.
+_HOW = regex(r"(?i)(?:reward|turn|step|prm).*(?:aggreg|reduc|mode|type|from|combin)|(?:aggreg|reduc|combin).*reward")
+_LAST = frozenset({"last", "final", "outcome", "last_turn", "last_step", "final_turn", "terminal"})
 #: Samples that tell, the share of them in which earlier turns earn something, and how close is equal.
 SAMPLES, EARLIER, CLOSE = 16, 0.2, 1e-5
 
@@ -39,14 +42,22 @@ def _by_turn(batch: StepBatch) -> tuple[str, Array] | None:
     return None
 
 
+def _means_the_last(case: Case) -> bool:
+    settings = settings_of(stated_by(case.run))
+    told = [value for name, each in settings.items() if _HOW.search(name) for value in each]
+    return any(isinstance(value, str) and value.lower() in _LAST for value in told)
+
+
 @rule("D134", "rewards of earlier turns are lost", link="rewards", scope="case", lasts=True,
       explains=("D04", "L08"), source="SkyRL#201: the last step's reward alone reaches the trainer")  # fmt: skip
 def earlier_turns_lost(case: Case) -> Finding | None:
     """Rewards of every turn (step_rewards, turn_rewards: a table of samples and turns) beside the reward that is
     trained on, over 16 samples and more: a warning where that is the last turn's in all of them (to 1e-5; of several
     turns the last that has a number), and earlier turns of a fifth of the samples and more have one, so that it is
-    neither their sum nor their mean.
+    neither their sum nor their mean. Not where the run states that the last one is meant (a setting of rewards that
+    says last, final or outcome).
     """
+    skip_if(_means_the_last(case), "the run states that the last turn's reward is meant")
     last: list[Array] = []
     sums: list[Array] = []
     means: list[Array] = []

@@ -14,15 +14,20 @@ from replay_core.regexes import regex
 #: What says how a sample ended.
 _STATUS = ("exit_status", "exit_reason", "termination_reason", "termination", "status", "finish_reason", "stop_reason",
            "outcome", "error", "error_type")  # fmt: skip
-#: Ends that are the environment's, whatever was answered; and those that may as well be the answer's own.
-_OF_PLACES = (
-    r"(?:sandbox|container|docker|pod|env(?:ironment)?|worker|server|judge|verifier|grader|scorer|reward|infra\w*)"
-)
+#: Ends that are the environment's, whatever was answered; and those that may as well be the answer's own: its program
+#: may run for ever, or take all memory, wherever it runs, and that a verifier failed may be what it says of an answer.
+_RUNS_IT = r"(?:sandbox|container|docker|pod|env(?:ironment)?)"
+_SERVES = r"(?:worker|server|infra\w*)"
+_GRADES = r"(?:judge|verifier|grader|scorer|reward)"
+_OF_PLACES = rf"(?:{_RUNS_IT}|{_SERVES}|{_GRADES})"
 _LOST = regex(
-    rf"(?i)infra|unavailable|connection|disconnect|\boom\b|out_of_memory|evicted|preempt|{_OF_PLACES}\W?_?"
-    r"(?:lost|crash|error|fail|time_?d?_?out|died|dead|down|unreachable|killed)|(?:lost|crashed|dead)_?" + _OF_PLACES
+    rf"(?i)infra|unavailable|connection|disconnect|evicted|preempt|{_OF_PLACES}\W?_?"
+    rf"(?:lost|crash|error|died|dead|down|unreachable)|(?:{_RUNS_IT}|{_SERVES})\W?_?fail|"
+    rf"(?:{_SERVES}|{_GRADES})\W?_?(?:time_?d?_?out|killed)|(?:lost|crashed|dead)_?{_OF_PLACES}"
 )
-_MAYBE = regex(r"(?i)abort|cancel|crash|exception|time_?d?_?out|killed|\blost\b|error")
+_MAYBE = regex(
+    rf"(?i)abort|cancel|crash|exception|time_?d?_?out|killed|\blost\b|error|\boom\b|out_of_memory|{_GRADES}\W?_?fail"
+)
 #: Samples of such an end, the steps they are of, different rewards of all others; the most of all that may be lost; and
 #: how likely chance may make all of theirs the least, as a logarithm.
 FEWEST, STEPS, SEVERAL, MOST, CHANCE = 6, 2, 3, 0.5, -8.0
@@ -33,10 +38,11 @@ FEWEST, STEPS, SEVERAL, MOST, CHANCE = 6, 2, 3, 0.5, -8.0
       source="miles#2800, NeMo-RL#2207, benchflow#1071: a lost sandbox leaves a reward of 0")  # fmt: skip
 def failures_graded(case: Case) -> Finding | None:
     """Samples whose recorded end (exit_status, status, finish_reason and the like) is one of the environment's (a lost
-    sandbox, a judge or verifier that failed, a connection), 6 and more in 2 steps and more, no more than half of all:
+    sandbox, an error of a judge or verifier, a connection), 6 and more in 2 steps and more, no more than half of all:
     a warning where every one of them has the run's least reward, which chance makes of what others earn with e^-8 at
     the most, others have 3 different rewards and more (or two, both common), and they count in the loss. Where their
-    end may be the answer's own (aborted, a time-out, an error) it is worth knowing alone. Silent where such samples are
+    end may be the answer's own (aborted, a time-out or too little memory where it runs, an error, a failed
+    verifier) it is worth knowing alone. Silent where such samples are
     masked, or have no advantage.
     """
     rows: list[tuple[StepBatch, list[str], Array, Array]] = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.algorithm import as_number, settings_of, stated_by
+from replay_core.diagnose.algorithm import OF_GROUPS, as_number, settings_of, stated_by
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, shown, warning
 from replay_core.diagnose.rule import rule, skip_if
@@ -21,6 +21,7 @@ NUMBERS, STEPS = 6, 3
 #: Words of a setting that weighs a term; and of losses that are no terms, or whose 0 is told elsewhere.
 _WEIGHS = frozenset({"weight", "weights", "coef", "coeff", "coefficient", "alpha", "beta", "lambda", "factor", "scale"})
 _OTHERS = frozenset({"loss", "pg", "policy", "kl", "val", "eval", "test", "total", "actor", "train", "token", "critic"})
+_OF_CRITICS = frozenset({"value", "values", "vf", "v"})
 #: Words that say nothing of which term it is.
 _PLAIN = frozenset({"loss", "losses", "mean", "avg", "train", "actor", "critic", "policy", "metrics", "fn", "step"})
 
@@ -82,6 +83,9 @@ def never_counts(case: Case) -> Finding | None:
         if not term or term & _OTHERS or len(each) < NUMBERS or len(steps.get(name, ())) < STEPS:
             continue
         if any(value != 0 or math.isnan(value) for value in each) or _is_off(term, settings):
+            continue
+        # Estimators of groups have no critic, and configurations a weight of its loss all the same.
+        if term & _OF_CRITICS and case.algorithm.estimator in OF_GROUPS:
             continue
         weight = _weight_of(term, settings)
         if weight is None:

@@ -30,6 +30,8 @@ def _sampled(step: int, fields: Fields, how: str = "") -> None:
     fields["old_log_probs"] = said.gather(-1, at[..., None])[..., 0] * mask
     fields["rollout_log_probs"] = fields["old_log_probs"].clone()
     entropy = -(of.exp() * of).sum(-1) * mask
+    if how == "one sample":
+        entropy = -fields["old_log_probs"]
     fields["entropys"] = torch.roll(entropy, 1, 1) * mask if how == "shifted" else entropy
     if how == "bf16":
         for name in ("entropys", "old_log_probs"):
@@ -57,6 +59,6 @@ def test_a_metric_alone_is_worth_knowing(tmp_path: Path) -> None:
     assert [one.severity for one in look(path, "D148").findings] == ["info"]
 
 
-@pytest.mark.parametrize("how", ["", "an update later", "both raw", "bf16"])
+@pytest.mark.parametrize("how", ["", "an update later", "both raw", "bf16", "one sample"])
 def test_entropies_of_the_same_logits(how: str, tmp_path: Path) -> None:
     assert not look(_run(tmp_path, how), "D148").findings

@@ -42,7 +42,16 @@ def test_a_schedule_of_another_length(tmp_path: Path) -> None:
         ([1e-6] * 100, "max_steps: 100\nlr_scheduler_type: constant\n"),
         ([_cosine(step, 1000) for step in range(100)], STATED + "min_lr_ratio: 0.9\n"),
         ([_cosine(step, 100) for step in range(40)], STATED),
+        ([_cosine(step, 1000) for step in range(100)], STATED + "lr_decay_iters: 1000\n"),
+        ([_cosine(2 * (step % 50), 100) for step in range(99)] + [1e-6], STATED + "num_cycles: 2\n"),
+        ([min(1.0, step / 10) * 1e-6 for step in range(100)], "max_steps: 100\nwarmup_style: linear\n"),
     ],
 )
 def test_schedules_that_are_as_stated(rates: list[float], head: str, tmp_path: Path) -> None:
     assert not _claims(tmp_path, rates, head)
+
+
+@pytest.mark.parametrize("head", ["max_steps: 100\nwarmup_style: cosine\n", STATED + "num_cycles: 0.5\n"])
+def test_a_schedule_of_another_length_in_other_words(head: str, tmp_path: Path) -> None:
+    (claim,) = _claims(tmp_path, [_cosine(step, 1000) for step in range(100)], head)
+    assert "a cosine schedule over 100 steps is stated" in claim

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from replay_core.diagnose.rules.single_weights import _SELDOM
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import look
 from tests.replay_core.diagnose.runs import GRPO, batch, told
@@ -81,3 +83,26 @@ def test_what_a_batch_has_nothing_of_is_worth_knowing(tmp_path: Path) -> None:
 
 def test_a_router_that_is_frozen_on_purpose(tmp_path: Path) -> None:
     assert not told(_trained(tmp_path, still="router", freeze_router=True), "D151")
+
+
+@pytest.mark.parametrize("flags", [{"actor.freeze_modules": ["layer"]}, {"frozen_params": "layer"}])
+def test_a_layer_that_is_frozen_in_other_words(flags: dict[str, Any], tmp_path: Path) -> None:
+    assert not told(_trained(tmp_path, still="layer", **flags), "D151")
+
+
+def test_a_switch_that_is_off_freezes_nothing(tmp_path: Path) -> None:
+    assert told(_trained(tmp_path, still="layer", freeze_modules=False, frozen_params=None), "D151")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.3.mlp.gate.e_score_correction_bias", "model.mtp.layers.0.weight", "router.expert_bias"]
+)
+def test_what_has_no_gradient_by_its_nature_is_worth_knowing(name: str) -> None:
+    assert _SELDOM.search(name)
+    assert not _SELDOM.search("model.layers.3.mlp.gate.weight")
+
+
+def test_an_optimizer_that_is_reset_on_purpose(tmp_path: Path) -> None:
+    path = _trained(tmp_path, anew=4, reset_optimizer_states=True)
+    assert not told(path, "D150")
+    assert [one.severity for one in look(path, "D150").findings] == ["info"]

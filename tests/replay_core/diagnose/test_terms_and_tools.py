@@ -157,6 +157,19 @@ def test_terms_that_are_as_stated(value: float, flags: dict[str, Any], tmp_path:
     assert not look(path, "D152").findings
 
 
+@pytest.mark.parametrize(("estimator", "says"), [("grpo", False), ("gae", True)])
+def test_a_critic_that_an_estimator_of_groups_has_none_of(estimator: str, says: bool, tmp_path: Path) -> None:
+    flags = {**GRPO, "algorithm.adv_estimator": estimator, "value_loss_coef": 0.5}
+    path = _trained(tmp_path, _nothing(0.0, "value_loss"), lambda *_: None, flags)
+    assert bool(look(path, "D152").findings) == says
+
+
 def test_a_kl_of_0_is_another_question(tmp_path: Path) -> None:
     path = _trained(tmp_path, _nothing(0.0, "kl_loss"), lambda *_: None, {**GRPO, "kl_loss_coef": 0.1})
     assert not look(path, "D152").findings
+
+
+@pytest.mark.parametrize("flags", [{"actor.use_kl_loss": False}, {"actor.use_kl_loss": True, "kl_loss_coef": 0.0}])
+def test_a_term_that_is_a_metric_alone(flags: dict[str, Any], tmp_path: Path) -> None:
+    path = _trained(tmp_path, _term("kl_loss", "ref_log_prob", own=True), _short, {**TOKEN_MEAN, **flags})
+    assert not told(path, "D28")

@@ -42,6 +42,16 @@ def test_rewards_of_earlier_turns_are_lost(tmp_path: Path) -> None:
     assert found.claim.startswith("the reward is that of the last turn")
 
 
+@pytest.mark.parametrize("name", ["reward_aggregation", "turn_reward_mode", "prm_aggregation"])
+def test_a_last_turn_that_is_meant(name: str, tmp_path: Path) -> None:
+    path = recorded(
+        tmp_path / "run",
+        lambda step, fields: _by_turn(step, fields, lambda turns: turns[:, -1]),
+        flags={**GRPO, name: "last"},
+    )
+    assert not told(path, "D134")
+
+
 def _outcome_alone(step: int, fields: Fields) -> None:
     """Nothing is paid before the end."""
     turns = torch.zeros(30, 3)

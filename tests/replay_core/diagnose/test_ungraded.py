@@ -42,7 +42,9 @@ def _ends(step: int, fields: Fields, *, word: str, earned: float | None = 0.0, k
         fields["returns"] = fields["advantages"].clone()
 
 
-@pytest.mark.parametrize("word", ["sandbox_lost", "verifier timeout", "judge_error", "ConnectionError"])
+@pytest.mark.parametrize(
+    "word", ["sandbox_lost", "verifier timeout", "judge_error", "ConnectionError", "env_failed", "worker killed"]
+)
 def test_failures_of_the_environment_are_wrong_answers(tmp_path: Path, word: str) -> None:
     (found,) = told(recorded(tmp_path / "run", lambda step, fields: _ends(step, fields, word=word)), "D131")
     assert found.severity == "warning"
@@ -54,6 +56,10 @@ def test_failures_of_the_environment_are_wrong_answers(tmp_path: Path, word: str
     "how",
     [
         {"word": "timeout"},  # of the answer's own program, it may be
+        {"word": "sandbox_timeout"},
+        {"word": "container_killed"},
+        {"word": "OOM"},
+        {"word": "verifier_failed"},  # what it says of a wrong answer, it may be
         {"word": "wrong_answer"},
         {"word": "truncated"},
         {"word": "sandbox_lost", "earned": None},
