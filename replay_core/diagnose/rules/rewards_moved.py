@@ -30,7 +30,7 @@ _Values = tuple[TensorRef, Array]
 @rule("D162", "rewards stay behind when rows are reordered", link="rewards", scope="batch",
       needs=("tokens",), lasts=True,
       explains=("D04", "D28", "D53", "D56", "D85", "D100", "D123", "D130", "L08"),
-      source="a batch that is balanced by length after its rewards were computed, which are not moved with it")  # fmt: skip
+      source="a batch that is balanced by length behind its rewards, which are not moved with it")  # fmt: skip
 def stayed_behind(batch: StepBatch) -> Finding | None:
     """Rewards (else token scores, token rewards), and advantages, of the same samples in two records of a step, joined
     by their tokens and the engine's log-probabilities: an error where 4 samples and more have another one, and row by
@@ -65,7 +65,7 @@ def stayed_behind(batch: StepBatch) -> Finding | None:
             return error(
                 f"samples have other samples' {names[0]}: {share(count, len(at_a))} have another one in {b.name} "
                 f"({other.name}) than in {a.name} ({ref.name}), although "
-                + ("row by row both are the same: the rows were put in another order, and that was not moved" if in_place
+                + ("row by row both are the same: the rows were reordered, and that was not" if in_place
                    else "they are the same numbers, in another order"),
                 Where.of(b.parts[part].held.record, other.name, row),
                 shown("samples with another one, joined by their tokens", count, "0", f"{ref.name} and {other.name}"),

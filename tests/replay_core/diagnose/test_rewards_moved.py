@@ -87,4 +87,5 @@ def test_advantages_that_another_record_has_in_another_order_are_told(tmp_path: 
         record("trajectory", {"input_ids": ids, **rows, "advantages": gained})
         record("prepared_trajectories", {"input_ids": ids[order], **rows, "advantages": gained})
     found = of(look(tmp_path / "d", "D162"), "D162")
-    assert found is not None and "advantages" in found.claim
+    assert found is not None
+    assert "advantages" in found.claim
