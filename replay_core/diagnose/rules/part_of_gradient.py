@@ -135,13 +135,18 @@ def _steps(case: Case) -> Iterator[_Norms]:
         return
     for step, records in sorted(by_step.items()):
         held: dict[str, _Gradient] = {}
+        twins: dict[tuple[float, int], str] = {}
         for record in records:
             for ref in record.tensors():
                 if ref.is_text or not ref.shape or not ref.is_readable or ref.dtype != "float32":
                     continue
                 square = float(np.square(np.asarray(pages.array(ref), dtype=np.float64)).sum())
+                name = ref.name.removeprefix("grad.")
+                # Tied weights have one gradient, under two names.
+                if square and twins.setdefault((square, ref.numel), name) != name:
+                    continue
                 one = _Gradient(square, record.key.rank, ref.numel, len(ref.shape), ref)
-                known = held.setdefault(ref.name.removeprefix("grad."), one)
+                known = held.setdefault(name, one)
                 if known is not one and abs(known.square - square) > 1e-6 * square:
                     return  # shards, ranks' own or several updates: their norm is no sum of these
         norm = next((one for one in _norm_of([*records, *logged.get(step, [])]) if one > 0), None)

@@ -46,11 +46,13 @@ class _Model(torch.nn.Module):
 
 def _trained(
     path: Path, clipped: Callable[[str], bool], kept: Callable[[str], bool] = lambda name: True, *, adam: bool = False,
-    after: bool = False, beside: bool = False, flags: dict[str, Any] | None = None,
+    after: bool = False, beside: bool = False, tied: bool = False, flags: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Train a model, of which the chosen parameters are clipped; the gradients of those that are kept are recorded."""
     torch.manual_seed(0)
     model = _Model()
+    if tied:
+        model.lm_head.weight = model.embed_tokens.weight
     optimizer: torch.optim.Optimizer = (
         torch.optim.AdamW(model.parameters(), lr=0.01) if adam else torch.optim.SGD(model.parameters(), lr=0.5)
     )
@@ -70,6 +72,8 @@ def _trained(
             if beside:
                 logged["rest_norm"] = float(torch.nn.utils.clip_grad_norm_(parts[1], BOUND))
             held = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+            if tied:
+                before["lm_head.weight"] = before["embed_tokens.weight"].clone()
             with recorder.step(step) as record:
                 record("param", weights)
                 record("gradient", {name: value for name, value in (held if after else before).items() if kept(name)})
@@ -122,6 +126,11 @@ def test_gradients_that_are_recorded_in_part_say_nothing(tmp_path: Path) -> None
     _trained(tmp_path / "part", _of_q, _in_layers)
     assert of(look(tmp_path / "whole", "D163"), "D163") is None
     assert of(look(tmp_path / "part", "D163"), "D163") is None
+
+
+def test_tied_weights_that_are_recorded_under_both_names_count_once(tmp_path: Path) -> None:
+    _trained(tmp_path / "d", lambda name: True, tied=True)
+    assert of(look(tmp_path / "d", "D163"), "D163") is None
 
 
 def test_parts_that_are_each_clipped_by_themselves_are_nothing(tmp_path: Path) -> None:
