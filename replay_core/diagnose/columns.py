@@ -20,7 +20,7 @@ NO_LOGPROB = 1.0
 
 
 #: What recorders and trainers of one's own call texts. Ids have some of these names, too, and are no texts.
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "prompt_text": ("prompts", "prompt_ids", "prompt"),
     "response_text": ("completion_text", "completions", "completion", "response_ids", "response"),
     "ground_truth": ("ground_truths", "reward_model.ground_truth", "label", "labels", "answer", "answers", "solution"),
@@ -185,7 +185,7 @@ class Columns:
     def texts(self, name: str) -> list[str] | None:
         """One text per sample, or None."""
         for sheet, places in self.sheets:
-            for one in (name, *_OTHER_NAMES.get(name, ())):
+            for one in (name, *OTHER_NAMES.get(name, ())):
                 refs = sheet.refs(one) or ()
                 each = [texts_of(part, ref) for part, ref in zip(sheet.parts, refs, strict=False)]
                 known = [texts for texts in each if texts is not None]
