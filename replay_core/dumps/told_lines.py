@@ -73,7 +73,8 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("samples.no_room", r"decreasing max_(?:new_)?tokens to \d+", ("decreasing max_",)),
     ("samples.leftover", r"\b\d+ samples are dropped due to batch size", ("dropped due to batch",)),
     ("samples.stale", r"dropping stale (?:result|sample|rollout)", ("dropping stale",)),
-    ("samples.masked", r"all (?:outputs|responses|samples) are loss[ -]masked", ("are loss masked", "are loss-masked")),
+    ("samples.masked", r"(?<!not )\ball (?:outputs|responses|samples) are loss[ -]masked",
+     ("are loss masked", "are loss-masked")),
     ("samples.aborted", r"\baborted request \S", ("aborted request",)),
     ("samples.group_of_one", r"reduces grpo to reinforce", ("reduces grpo",)),
     ("samples.pad_is_end", r"pad(?:ding)? token is (?:the )?same as (?:the )?eos token",
@@ -89,7 +90,7 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("rewards.no_function", r"no reward function found for (?:dataset|data_source)", ("no reward function",)),
     ("rewards.cut", r"truncated message content to fit judge", ("to fit judge",)),
     # How it is run: engines that are gone, and what is slower or otherwise than it could be.
-    ("running.engine", r"health check failed for rollout engine \d", ("health check failed",)),
+    ("running.engine", r"health check failed for (?:\w+ ){0,2}engine ?#?\d{1,4}\b", ("health check failed",)),
     ("running.no_broadcast", r"trainer did not broadcast v\d", ("did not broadcast",)),
     ("running.on_cpu", r"triton is not supported on current platform", ("triton is not supported",)),
     ("running.slow_path", r"the fast path is not available because", ("fast path is not",)),
