@@ -18,7 +18,8 @@ from replay_core.regexes import regex
 LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # Weights: what the trainer begins with, and what reaches the engine.
     ("weights.skipped", r"\bparam(?:eter)? \S{1,300} not found in params_dict", ("params_dict",)),
-    ("weights.not_sent", r"skip(?:s|ped|ping)? (?:the |this )?weights? (?:update|sync\w*)", ("skip",)),
+    ("weights.not_sent", r"skip(?:s|ped|ping)? (?:the |this )?weights? (?:update|sync\w*)",
+     ("weight update", "weights update", "weight sync", "weights sync")),
     ("weights.old_cache", r"failed to (?:reset|flush) (?:the )?(?:prefix|kv|radix)[ _-]?cache",
      ("failed to reset", "failed to flush")),
     ("weights.other_model", r"\buses model_path=.{1,300}\bdiffers from hf_checkpoint", ("differs from",)),
@@ -86,7 +87,8 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("rewards.none", r"all reward functions returned none", ("returned none",)),
     ("rewards.service", r"\bremote_rm failed after \d+ attempts?|remote task failed .{0,80}assigning reward ?= ?0",
      ("remote_rm failed", "assigning reward")),
-    ("rewards.no_truth", r"ground[ _]truth (?:answer )?(?:is )?missing", ("ground truth", "ground_truth")),
+    ("rewards.no_truth", r"ground[ _]truth (?:answer )?(?:is )?missing",
+     ("answer missing", "answer is missing", "truth missing", "truth is missing")),
     ("rewards.no_function", r"no reward function found for (?:dataset|data_source)", ("no reward function",)),
     ("rewards.cut", r"truncated message content to fit judge", ("to fit judge",)),
     # How it is run: engines that are gone, and what is slower or otherwise than it could be.

@@ -132,6 +132,12 @@ def test_neither_case_nor_what_stands_before_matters(line: str) -> None:
         assert may_tell(other)
 
 
+def test_samples_that_are_printed_are_not_looked_at_twice() -> None:
+    # verl prints these of each sample: what is looked for before the patterns is in none of them.
+    printed = ("[ground_truth] 42", "[prompt] user: how many are left", "[response] We skip the first", "[score] 1.0")
+    assert not any(may_tell(line) for line in printed)
+
+
 def test_every_row_has_its_meaning_and_a_line() -> None:
     keys = {key for key, *_ in LINES}
     assert keys == MEANINGS.keys() | {"samples.number"}
