@@ -133,7 +133,8 @@ def _tabled(raw: str) -> str | None:
 def _by_words(words: frozenset[str]) -> str | None:
     if words & _OTHERWISE - {"tokens"}:
         return None
-    failed = words & _FAILED and words & _MACHINES
+    # A failure of an environment is an episode that was not solved.
+    failed = words & _FAILED and words & (_MACHINES - {"env", "envs", "environment", "evaluation"})
     if not (words & (_BROKEN | _LEFT) or failed):
         return None
     every = _BROKEN | _FAILED | _LEFT | _MACHINES | _SAMPLES | _GROUPS | _COUNTS | _SHARES | _BESIDE

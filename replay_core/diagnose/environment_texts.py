@@ -248,7 +248,7 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     (r"longer than specified deadline",
      "the job's time is over (activeDeadlineSeconds of Kubernetes)",
      "raise activeDeadlineSeconds, or save often enough to go on: resume from the last checkpoint"),
-    (r"\bFailedScheduling\b|\d+/\d+ nodes are available",
+    (r"\bFailedScheduling\b|\d{1,6}/\d{1,6} nodes are available",
      "the pod waits: no node has free what it asks for (GPUs, memory, a label or taint), as the line says",
      "kubectl describe nodes | grep -A8 Allocated; ask for fewer GPUs per pod, or wait for what holds them"),
     (r"\bImagePullBackOff\b|\bErrImagePull\b|Failed to pull image",

@@ -23,6 +23,8 @@ class MeaningOfLines(Struct, frozen=True):
     cause: str
     next_step: str
     fewest: int = 1
+    each: float = 0.0
+    """Lines a step before they are more than a small part of its samples."""
     throughout: Severity | None = None
     """How grave it is where it comes in half of the steps and more."""
     mild: re.Pattern[str] | None = None
@@ -56,6 +58,8 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "no engine was there to take it (all are down, restarted or asleep), or it is switched off for this engine",
         "look at the engines' own logs at that time; stop the run where an update is not confirmed; rldbg weights "
         "compares the engine's weights with the checkpoint's", throughout="error",
+        # Nothing is left out where the engine has them, or they do not change.
+        mild=regex(r"(?i)already|up[- ]to[- ]date|unchanged|no (?:new|change)|frozen|\bstep[ =:]{1,2}0\b|\beval"),
     ),
     "weights.old_cache": MeaningOfLines(
         "rollout_logprobs", "warning",
@@ -83,14 +87,15 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "names do not fit (another name of the adapter, another version of PEFT, other target modules), so that what "
         "was trained is not loaded",
         "compare the names: rldbg show CHECKPOINT; print the adapter's weights behind the load (lora_B of 0 is a fresh "
-        "one)",
+        "one)", mild=regex(r"\[\s*\]"),
     ),
     "weights.missing": MeaningOfLines(
         "logprobs", "warning", "weights of the model are missing in the checkpoint: those layers begin at random",
         "names or the architecture do not fit, or the checkpoint was not written whole; of a head that is shared with "
         "the embedding (tied) nothing is wrong",
         "compare the names it lists with the checkpoint's: rldbg show CHECKPOINT",
-        mild=regex(r"(?i)\[['\"](?:\w+\.)*lm_head\.weight['\"]\]"),
+        mild=regex(r"(?i)\[['\"](?:\w+\.)*lm_head\.weight['\"]\]|\b(?:no|0|without) missing keys"
+                   r"|missing keys[^\[]{0,80}\[\s*\]"),
     ),
     "weights.unused": MeaningOfLines(
         "logprobs", "warning",
@@ -106,6 +111,8 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "a setting of tests is on (random initialisation), or no checkpoint was found to begin from",
         "the path of the weights to begin with; the loss of the first step is the logarithm of the vocabulary where "
         "weights are random",
+        # Parts that begin so on purpose, and an engine that gets its weights from the trainer.
+        mild=regex(r"(?i)\bhead|lora|adapter|\bvalue|critic|dummy|load_format|vllm|sglang"),
     ),
     "weights.task_type": MeaningOfLines(
         "optimizer", "warning", "the adapter's task_type is not SEQ_CLS: the score head of the reward model is neither "
@@ -141,7 +148,7 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "the trainer is slower than the rollouts: what is thrown away was computed in vain, and long answers, which "
         "come last, are thrown away more often",
         "a larger queue (max_queue_size), fewer rollouts at once or a smaller staleness_threshold; more GPUs for the "
-        "trainer", fewest=10, throughout="warning",
+        "trainer", fewest=10, each=2.0, mild=regex(r"(?i)\b(?:no|without|0) (?:samples? )?drop"),
     ),
     "samples.retokenized": MeaningOfLines(
         "tokens", "warning",
@@ -156,7 +163,7 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "tokens", "warning", "samples of the data set fail as they are made into prompts, and are left out or replaced "
         "by another one",
         "a template that refuses some messages, an image that cannot be read, a field that is missing: what is left is "
-        "another data set", "raise instead (strict), and print one of them; " + _SHARE, fewest=20,
+        "another data set", "raise instead (strict), and print one of them; " + _SHARE, fewest=20, each=2.0,
     ),
     "samples.few_trainable": MeaningOfLines(
         "groups", "warning", "few of a step's samples are trainable",
@@ -175,7 +182,7 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "groups", "warning", "rollouts fail again and again and are left out",
         "a sandbox, tool or server of the environment that is not up, an engine that does not answer in time, a "
         "mistake in the agent's code: long and hard ones fail more often, so that what is left is another selection",
-        "the first of these errors in the environment's own log; " + _SHARE, fewest=10,
+        "the first of these errors in the environment's own log; " + _SHARE, fewest=10, each=2.0,
     ),
     "samples.empty_batch": MeaningOfLines(
         "groups", "warning", "batches are empty: every sample of a step failed or was filtered away",
@@ -188,13 +195,13 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "tokens", "warning", "samples are left out as they are longer than the limit of tokens",
         "long answers (or examples) are never trained on: the policy learns from short ones alone",
         "raise the limit that the line names (token_budget, cutoff_len), or generate and select within it; " + _SHARE,
-        fewest=10,
+        fewest=10, each=2.0,
     ),
     "samples.invalid": MeaningOfLines(
         "tokens", "warning", "examples of the data set are dropped as invalid",
         "roles that do not alternate, a conversation without a prompt or an answer, another format than is declared",
         "print one of them; compare its format with the data set's description (dataset_info.json); " + _SHARE,
-        fewest=10,
+        fewest=10, each=2.0,
     ),
     "samples.untrained": MeaningOfLines(
         "masks", "warning", "samples without one trained token: they are skipped, or count for nothing in the loss",
@@ -236,7 +243,7 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "groups", "warning", "finished samples are dropped as too old",
         "they were sampled by weights of more updates ago than is allowed: long answers, which take longest, are lost "
         "more often",
-        "allow more, or fewer rollouts at once; a smaller limit of tokens", fewest=10,
+        "allow more, or fewer rollouts at once; a smaller limit of tokens", fewest=10, each=2.0,
     ),
     "samples.masked": MeaningOfLines(
         "masks", "warning", "every response of a batch is masked: no token of it is trained on",
@@ -282,7 +289,7 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "0, or none",
         "it is down, too slow, or its address is another: right answers are punished as wrong ones are",
         "its own log at that time, and curl it from that node; leave such samples out of the loss instead of a 0",
-        fewest=2,
+        fewest=2, mild=regex(r"(?i)\bretrying|will (?:be )?retr(?:y|ied)"),
     ),
     "rewards.no_truth": MeaningOfLines(
         "rewards", "warning", "samples have no ground truth: their reward is always 0",
@@ -303,7 +310,8 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "time", "warning", "an inference engine did not answer its health check and was ended: fewer engines go on",
         "the engine hangs or died (out of memory, a kernel, a long request), or the check's time is too short",
         "the engine's own log at that time; look whether it is started again; raise the check's time limit only where "
-        "it still worked", over=regex(r"(?i)recover|restart|started again|is back"),
+        "it still worked", mild=regex(r"(?i)^(?!.*\bkill).*(?:retry|starting up|attempt \d)"),
+        over=regex(r"(?i)recover|restart|started again|is back"),
     ),
     "running.no_broadcast": MeaningOfLines(
         "rollout_logprobs", "warning", "the trainer did not send its last weights in time, and the run ends without "

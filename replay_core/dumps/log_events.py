@@ -141,7 +141,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|\bkubelet\b.{0,80}[Ee]phemeral|[Ee]phemeral[- ](?:local )?storage usage exceeds|imminent node shutdown"
         r"|longer than specified deadline|\bFailedScheduling\b|\bImagePullBackOff\b|\bErrImagePull\b"
         r"|Failed to pull image|Job entrypoint command failed|Job supervisor actor (?:could not|failed)"
-        r"|^\w{3,20} failed with exit code [1-9]",
+        # Not of what runs beside it: a board, a tracker.
+        r"|^(?i:\w{0,12}(?:orchestrator|trainer|training|inference|worker|learner|actor|rollout|server|launcher"
+        r"|process|job|main)\w{0,8}) failed with exit code [1-9]",
     ),
     (
         "traceback",
@@ -233,8 +235,6 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"\b(?:restarting|restarted|is back|recovered|replaced|started again)\b"
         r"|\brecovered [1-9]\d{0,3} .{0,40}\b(?:engine|worker|server)s?\b",
     ),
-    # An engine of several that answers no more, by its number.
-    ("engine_lost", r"(?i)health check failed for (?:\w+ ){0,2}engine ?#?\d{1,4}\b"),
     # Ray's table of what held the host's memory.
     ("memory_user", r"^\d{1,9}\s+\d{1,6}\.\d\d\s+(?:ray::|python)"),
     # An inference engine's own account of itself, every ten seconds.
@@ -310,7 +310,7 @@ HINT = regex(
     r"|register memory|emory registration|pthread_create|Too many open|connect to GCS|mesh failure|ephemeral"
     r"|node shutdown|specified deadline|FailedScheduling|ImagePull|pull image|entrypoint command|supervisor actor"
     r"|using all available RAM|bad_alloc"
-    r"|[Ww]aiting ?(?:\.\.|…)|[Bb]uffer has \d|ealth check failed for|^\d+\s+\d+\.\d\d\s+(?:ray::|python)"
+    r"|[Ww]aiting ?(?:\.\.|…)|[Bb]uffer has \d|^\d+\s+\d+\.\d\d\s+(?:ray::|python)"
     r"|^\s*rank\s+: \d|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
 
@@ -650,7 +650,7 @@ class Watch:
         if is_exception and self._inside.pop(line.stream):
             return None
         kind = _kind(line.text)
-        if kind is None and is_exception:
+        if is_exception and (kind is None or kind in told_lines.KINDS):
             kind = "traceback"
         if kind is None:
             return None

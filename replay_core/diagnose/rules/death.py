@@ -24,6 +24,7 @@ from replay_core.diagnose.signals import Point, RunLog, Told
 from replay_core.diagnose.with_values import with_values
 from replay_core.dumps.log_events import DEATHS, GOES_ON, KEPT, LAST_ERROR, PROGRESS, UNTOLD
 from replay_core.dumps.metrics import PLANNED
+from replay_core.dumps.told_lines import key_of
 from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
@@ -337,6 +338,8 @@ def _of_numbers_before(dead: Finding, ends: list[Told], log: RunLog) -> Finding 
 
 
 _NUMBER = regex(r"(?i)engine ?#?(\d{1,4})\b")
+#: What lines tell of an engine that answers no more, by the key of the table of lines.
+_SILENT = "running.engine"
 
 
 def _which_engine(dead: Finding, causes: list[Told], log: RunLog) -> Finding:
@@ -347,8 +350,8 @@ def _which_engine(dead: Finding, causes: list[Told], log: RunLog) -> Finding:
         return dead
     path, line = dead.where.path, dead.where.line or 0
     lost = [
-        one for one in log.events("engine_lost")
-        if one.point.path == path and abs((one.point.line or 0) - line) <= _SOON
+        one for one in log.events("told_running")
+        if one.point.path == path and abs((one.point.line or 0) - line) <= _SOON and key_of(one.text) == _SILENT
     ]  # fmt: skip
     found = _NUMBER.search(lost[0].text) if lost else None
     if found is None:
@@ -1068,7 +1071,7 @@ def waits(log: RunLog) -> Iterator[Finding]:
     yield finding(
         "info" if few and not late else "warning",
         f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: "
-        f"{'over ' if len(log.events('waiting')) >= KEPT else ''}{len(same)} "
+        f"{'over ' if len(after) >= KEPT else ''}{len(same)} "
         f"line{'s say' if len(same) > 1 else ' says'} so and no metric follows: {words!r}",
         first.point.where(),
         shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from replay_core.diagnose.finding import SEVERITIES, Evidence, Finding, finding, shown
@@ -11,6 +12,7 @@ from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.diagnose.told_texts import MEANINGS, MeaningOfLines
 from replay_core.documents.diagnosis import Severity
+from replay_core.dumps.log_events import KEPT
 from replay_core.dumps.told_lines import key_of
 from replay_core.regexes import regex
 
@@ -34,14 +36,33 @@ def of_weights(log: RunLog) -> Iterator[Finding]:
 @rule("L71", "a line says that a checkpoint was not found", link="optimizer", scope="signals",
       needs=("event:told_resume",), source=_SOURCE)  # fmt: skip
 def of_resume(log: RunLog) -> Iterator[Finding]:
-    """Lines that say that a checkpoint was to be loaded and none was found: a warning, since the run begins anew. Worth
-    knowing where the log's first step is not its first (a checkpoint was found all the same).
+    """Lines that say that a checkpoint was to be loaded and none was found: a warning where steps stand before it, or
+    the line or the run's settings name a step to go on from, since the run begins anew. Else worth knowing: each first
+    start says so that would go on where it can. So is one in a log whose first step is not its first (a checkpoint was
+    found all the same).
     """
     begins = [one.points[0].step for one in log.signals() if one.points and one.points[0].step is not None]
     for one in _told("told_resume", log):
-        later = bool(begins) and not log.is_counted and min(begins) > _LATE
+        later = (bool(begins) and not log.is_counted and min(begins) > _LATE) or not _goes_on_from(log)
         yield finding("info", one.claim, one.where, *one.evidence, link=one.link, cause=one.cause,
                       next_step=one.next_step, steps=one.steps) if later else one  # fmt: skip
+
+
+#: A checkpoint of a step, and what settings call it.
+_OF_A_STEP = regex(r"(?i)(?:step|iter|iteration|checkpoint|ckpt|epoch)[_-]?0*[1-9]")
+_FROM = ("resume_from_path", "resume_from_checkpoint", "resume_path", "resume_from", "load_checkpoint_path", "load")
+_FROM_STEP = ("resume_step", "ckpt_step", "load_step")
+
+
+def _goes_on_from(log: RunLog) -> bool:
+    """Whether something says that there was a checkpoint to go on from."""
+    told = log.events("told_resume")
+    named = log.algorithm.word(*_FROM)
+    return (
+        any(one.point.step is not None or _OF_A_STEP.search(one.text.splitlines()[0]) for one in told)
+        or (log.algorithm.number(*_FROM_STEP) or 0) > 0
+        or (named is not None and _OF_A_STEP.search(named) is not None)
+    )
 
 
 #: A first step from which on a run has gone on from somewhere.
@@ -137,7 +158,42 @@ def _severity(known: MeaningOfLines, key: str, told: list[Told], log: RunLog) ->
         return "info"
     if known.throughout is not None and _holds(bad, log):
         return known.throughout
-    return known.severity if len(bad) >= known.fewest else "info"
+    if key == _RANDOM and _is_no_beginner(log):
+        return "info"
+    return known.severity if len(bad) >= known.fewest and _are_many(known, key, bad, log) else "info"
+
+
+_RANDOM = "weights.random"
+#: Nats; a model whose weights are random has about the logarithm of its vocabulary, 10 and more.
+_KNOWS = 4.0
+
+
+def _is_no_beginner(log: RunLog) -> bool:
+    """Whether the entropy of the first step is that of a model which was trained."""
+    entropy = log.get("entropy")
+    return entropy is not None and bool(entropy.finite) and 0 <= entropy.finite[0] < _KNOWS
+
+
+#: Lines before the first step, of the data set, before they are many; samples a step that lines count.
+_OF_DATA, _EACH = 50, 8.0
+
+
+def _are_many(known: MeaningOfLines, key: str, bad: list[Told], log: RunLog) -> bool:
+    """Whether they are more than a small part of what steps have: most runs lose a few samples now and then."""
+    lines, each = float(len(bad)), known.each
+    if key in _COUNTS:
+        pattern, _ = _COUNTS[key]
+        lines, each = float(sum(int(m[1]) for one in bad if (m := pattern.search(one.text)))), _EACH
+    if not each:
+        return True
+    if bad[-1].point.step is None:
+        return lines >= _OF_DATA
+    return lines >= each * _steps(log)
+
+
+def _are_cut(kind: str, log: RunLog) -> bool:
+    """Whether a step has more such lines than are kept of it."""
+    return max(Counter(one.point.step for one in log.events(kind)).values(), default=0) >= KEPT
 
 
 def _is_over(words: re.Pattern[str], last: Told, log: RunLog) -> bool:
@@ -165,7 +221,8 @@ def _how_often(told: list[Told], log: RunLog) -> str:
     if len(told) == 1:
         return f" (line {first.line}, {since})"
     till = "" if last.step in (None, first.step) else f", the last after {_step(last.step or 0, log)}"
-    return f" ({len(told)} lines, from line {first.line} on, {since}{till})"
+    over = "over " if _are_cut(told[0].kind, log) else ""
+    return f" ({over}{len(told)} lines, from line {first.line} on, {since}{till})"
 
 
 def _step(step: int, log: RunLog) -> str:
@@ -208,7 +265,7 @@ FEWER, FEW = 0.9, 0.5
 def _filtered(log: RunLog) -> Iterator[Finding]:
     """A data set of which a filter leaves little."""
     worst: tuple[float, int, int, Told] | None = None
-    before: tuple[int, Told] | None = None
+    before: list[int] = []
     for one in log.events("told_samples"):
         if key_of(one.text) != "samples.number":
             continue
@@ -217,12 +274,13 @@ def _filtered(log: RunLog) -> Iterator[Finding]:
         elif (number := _NUMBER.search(one.text)) is None:
             continue
         elif "filter" not in number[1].lower():
-            before = int(number[2]), one
+            before.append(int(number[2]))
             continue
-        elif before is None:
+        elif len(before) != 1:
+            # Two sets are read at once, and nothing tells which of them this is.
             continue
         else:
-            (all_, _), left, before = before, int(number[2]), None
+            all_, left = before.pop(), int(number[2])
         if 0 <= left < all_ and (worst is None or left / all_ < worst[0]):
             worst = left / all_, all_, left, one
     if worst is None or worst[0] >= FEWER:

@@ -48,8 +48,8 @@ def test_counts_are_known_by_their_words(name: str, signal: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["error", "error_rate", "wer/error_rate", "failure_rate", "failed_trajectories", "masked_ratio", "dropout",
-     "trainable_ratio", "num_failed", "val/num_errors", "eval/has_error/mean"],
+    ["error", "error_rate", "wer/error_rate", "failure_rate", "env/failure_rate", "failed_trajectories",
+     "masked_ratio", "dropout", "trainable_ratio", "num_failed", "val/num_errors", "eval/has_error/mean"],
 )  # fmt: skip
 def test_what_may_be_a_wrong_answer_or_tokens_is_no_lost_sample(name: str) -> None:
     found = named(name)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from replay_core.diagnose.environment_texts import LIMITS
+from replay_core.regexes import regex
 from tests.replay_core.diagnose.logs import diagnosed, trl, verl, worrying
 
 _TRACE = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    trainer.train()\n'
@@ -92,3 +94,8 @@ def test_processes_that_are_ended_behind_the_last_step_worry_nobody(tmp_path: Pa
     )
     assert not worrying(diagnosed(tmp_path, trl([{}] * 6) + over + asked))
     assert worrying(diagnosed(tmp_path, trl([{}] * 6) + asked))
+
+
+def test_a_line_of_digits_is_looked_at_in_no_time() -> None:
+    # A row that reads a run of digits to its end from each of them looks at its length, squared.
+    assert not any(regex(pattern).search("1" * 100_000) for pattern, *_ in LIMITS)

@@ -36,17 +36,17 @@ _LINES: tuple[tuple[str, str, str, str, str], ...] = (
     ("20260402-11:10:20.112 FSDPEngine WARNING: Missing keys when loading pretrained weights: ['lm_head.weight', 'model.layers.35.mlp.down_proj.weight']", "L70", "warning", "warning", "missing in the checkpoint"),
     ("There were missing keys in the checkpoint model loaded: ['lm_head.weight', 'model.layers.3.mlp.up_proj.weight'].", "L70", "warning", "warning", "begin at random"),
     ("Some weights of the model checkpoint at /m/merged were not used when initializing Qwen2ForCausalLM: ['base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight']", "L70", "warning", "warning", "not used"),
-    ("10:44:12 WARNING Randomly initializing model. Skipping loading weights from HF.", "L70", "warning", "warning", "random"),
-    ("    will not load any checkpoints and will start from random", "L70", "warning", "warning", "random"),
+    ("10:44:12 WARNING Randomly initializing model. Skipping loading weights from HF.", "L70", "info", "info", "random"),
+    ("    will not load any checkpoints and will start from random", "L70", "info", "info", "random"),
     ("UserWarning: You are using a `task_type` that is different than `SEQ_CLS` for PEFT. This will lead to silent bugs", "L70", "warning", "warning", "score head"),
     ("Some parameters are on the meta device because they were offloaded to the cpu and disk.", "L70", "warning", "warning", "CPU or the disk"),
     ("UserWarning: Model with `tie_word_embeddings=True` and the tied_target_modules=['lm_head'] are part of the adapter.", "L70", "info", "info", "embedding"),
     ("UserWarning: Merge lora module to 4-bit linear may get different generations due to rounding errors.", "L70", "info", "info", "rounded"),
-    ("10:44:12 WARNING No checkpoints found in /out/checkpoints. Starting from scratch.", "L71", "warning", "warning", "none was found"),
-    ("(PolicyModelActor pid=9) Warning: [deepspeed] No checkpoint found at /ckpt/_actor, skipping checkpoint loading.", "L71", "warning", "warning", "begins anew"),
-    ("2026-03-04 12:10:10 - WARNING - grpo_fast.py:398 - Skipping loading checkpoint state from /ckpt/state because it does not exist!", "L71", "warning", "warning", "begins anew"),
-    ("WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt", "L71", "warning", "warning", "begins anew"),
-    ("[2026-03-02 10:00:00,120] [WARNING] [engine.py:2785:load_checkpoint] Unable to find latest file at /ckpt/latest, if trying to load latest checkpoint please ensure this file exists", "L71", "warning", "warning", "begins anew"),
+    ("10:44:12 WARNING No checkpoints found in /out/checkpoints. Starting from scratch.", "L71", "info", "warning", "none was found"),
+    ("(PolicyModelActor pid=9) Warning: [deepspeed] No checkpoint found at /ckpt/_actor, skipping checkpoint loading.", "L71", "info", "warning", "begins anew"),
+    ("2026-03-04 12:10:10 - WARNING - grpo_fast.py:398 - Skipping loading checkpoint state from /ckpt/state because it does not exist!", "L71", "info", "warning", "begins anew"),
+    ("WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt", "L71", "info", "warning", "begins anew"),
+    ("[2026-03-02 10:00:00,120] [WARNING] [engine.py:2785:load_checkpoint] Unable to find latest file at /ckpt/latest, if trying to load latest checkpoint please ensure this file exists", "L71", "info", "warning", "begins anew"),
     ("[2026-03-02 10:00:00,120] [WARNING] [engine.py:2900:_get_all_ckpt_names] Client provided checkpoint load path: /ckpt/global_step10/mp_rank_00_model_states.pt does not exist", "L71", "warning", "warning", "begins anew"),
     ("(MessageQueue pid=777) Queue full, dropped sample", "L72", "info", "warning", "queue"),
     ("(AsyncRolloutRequest pid=777) Inconsistent training and inference tokenization detected. This may lead to unexpected behavior during training.", "L72", "info", "warning", "tokenised anew"),
@@ -132,6 +132,12 @@ def test_neither_case_nor_what_stands_before_matters(line: str) -> None:
         assert may_tell(other)
 
 
+def test_samples_that_are_printed_are_not_looked_at_twice() -> None:
+    # verl prints these of each sample: what is looked for before the patterns is in none of them.
+    printed = ("[ground_truth] 42", "[prompt] user: how many are left", "[response] We skip the first", "[score] 1.0")
+    assert not any(may_tell(line) for line in printed)
+
+
 def test_every_row_has_its_meaning_and_a_line() -> None:
     keys = {key for key, *_ in LINES}
     assert keys == MEANINGS.keys() | {"samples.number"}
@@ -147,6 +153,17 @@ def test_every_row_has_its_meaning_and_a_line() -> None:
         "There were missing keys in the checkpoint model loaded: ['lm_head.weight'].",
         "WARNING 03-02 10:10:55 [qwen2.py:520] Parameter model.layers.0.self_attn.rotary_emb.inv_freq not found in params_dict",
         "Some weights of the model checkpoint at /m/rm were not used when initializing Qwen2ForCausalLM: ['score.weight']",
+        # Nothing is missing; heads and adapters begin so, engines get their weights from the trainer.
+        "Missing keys when loading: []",
+        "INFO No missing keys when loading checkpoint",
+        "UserWarning: Found missing adapter keys while loading the checkpoint: [].",
+        "(Critic pid=2) Randomly initializing the model's score head",
+        "INFO vLLM is started with load_format dummy, skipping loading weights from disk",
+        "INFO Skip weight update: policy version 4 already loaded",
+        "INFO not all responses are loss masked",
+        "INFO queue is full, waiting; no drops",
+        "Health check failed for engine 0: starting up, retrying (1/10)",
+        "remote_rm failed after 1 attempt, retrying",
         # A reference or judge that is served from a model of its own.
         "sglang_config.py:93 - Model 'ref' uses model_path='/m/judge' which differs from hf_checkpoint='/m/Qwen3-4B'.",
         "Warning: Decreasing max_tokens to 3096 to stay within max_model_length",
@@ -206,8 +223,69 @@ def test_an_engine_that_is_started_again_is_worth_knowing(tmp_path: Path) -> Non
 
 def test_a_log_that_goes_on_from_somewhere_had_a_checkpoint(tmp_path: Path) -> None:
     line = "WARNING No checkpoints found in /out/other. Starting from scratch.\n"
-    assert only(diagnosed(tmp_path, line + verl([{}] * 4)), "L71").severity == "warning"
+    assert only(diagnosed(tmp_path, verl([{}] * 4) + line + verl([{}] * 4, 5)), "L71").severity == "warning"
     assert only(diagnosed(tmp_path, line + verl([{}] * 4, 900)), "L71").severity == "info"
+
+
+def test_a_first_start_that_would_go_on_worries_nobody_and_one_from_a_step_does(tmp_path: Path) -> None:
+    line = "WARNING No checkpoints found in /out/checkpoints{}. Starting from scratch.\n"
+    assert only(diagnosed(tmp_path, line.format("") + verl([{}] * 4)), "L71").severity == "info"
+    assert only(diagnosed(tmp_path, line.format("/step_400") + verl([{}] * 4)), "L71").severity == "warning"
+
+
+def test_a_model_is_random_unless_its_entropy_says_otherwise(tmp_path: Path) -> None:
+    line = "10:44:12 WARNING Randomly initializing model. Skipping loading weights from HF.\n"
+    assert only(diagnosed(tmp_path, line + verl([{"actor/entropy": 11.4}] * 4)), "L70").severity == "warning"
+    assert only(diagnosed(tmp_path, line + verl([{"actor/entropy": 0.4}] * 4)), "L70").severity == "info"
+
+
+_DROPS = "Dropping a rollout sample of 9311 tokens that exceeds token_budget=8192.\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "severity"),
+    [
+        # One in a step of hundreds; a data set's few long examples; all of one step.
+        ("".join(verl([{}], n) + _DROPS for n in range(1, 41)), "info"),
+        (_DROPS * 15 + verl([{}] * 40), "info"),
+        ("".join(verl([{}], n) + _DROPS * 9 for n in range(1, 41)), "warning"),
+        ("".join(verl([{}], n) + "WARNING Cancelled 1 train episodes past max_off_policy_steps=8.\n"
+                 for n in range(1, 41)), "info"),
+        ("".join(verl([{}], n) + "grpo_fast.py:606 - 3 samples are dropped due to batch size 8\n"
+                 for n in range(1, 41)), "info"),
+    ],
+)  # fmt: skip
+def test_a_small_part_of_the_samples_is_no_warning(tmp_path: Path, lines: str, severity: str) -> None:
+    assert only(diagnosed(tmp_path, lines), "L72").severity == severity
+
+
+def test_lines_that_are_not_all_kept_are_no_exact_number(tmp_path: Path) -> None:
+    assert (
+        "(360 lines,"
+        in only(diagnosed(tmp_path, "".join(verl([{}], n) + _DROPS * 9 for n in range(1, 41))), "L72").claim
+    )
+    assert "(over 200 lines, from line 2 on" in only(diagnosed(tmp_path, verl([{}]) + _DROPS * 250), "L72").claim
+
+
+def test_two_sets_that_are_read_at_once_are_not_taken_for_one_another(tmp_path: Path) -> None:
+    lines = "dataset len: 17398\ndataset len: 40000\nfilter dataset len: 17300\nfilter dataset len: 39900\n"
+    assert not _OURS & {one.id for one in diagnosed(tmp_path, lines + verl([{}] * 8)).findings}
+
+
+def test_an_exception_stays_one_whatever_its_words(tmp_path: Path) -> None:
+    died = (
+        "Traceback (most recent call last):\n"
+        '  File "/w/run.py", line 4, in <module>\n    run()\n'
+        "rollouts.RolloutGivenUp: rollout failed permanently\n"
+    )
+    assert only(diagnosed(tmp_path, verl([{}] * 8) + died), "L06").severity == "error"
+
+
+def test_what_runs_beside_a_run_does_not_end_it(tmp_path: Path) -> None:
+    for beside in ("tensorboard", "wandb"):
+        ends = f"{verl([{}] * 8)}{beside} failed with exit code 1\n"
+        assert not worrying(diagnosed(tmp_path, ends))
+    assert only(diagnosed(tmp_path, f"{verl([{}] * 8)}Orchestrator failed with exit code 1\n"), "L06")
 
 
 def test_several_lines_of_one_link_stand_in_one_finding(tmp_path: Path) -> None:
