@@ -25,7 +25,7 @@ from replay_core.diagnose.falling_apart import (
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.function_weights import NOTHING as UNPAID
-from replay_core.diagnose.function_weights import function_weights
+from replay_core.diagnose.function_weights import function_weights, paid_instead
 from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.leaps import leap_in, with_it
 from replay_core.diagnose.printed import is_of_decimals
@@ -1366,7 +1366,7 @@ _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])"
 
 
 @rule("L12", "the format is learnt and the answers are not", link="trend", scope="signals",
-      needs=("reward_function",), explains=("D01", "D03", "D25", "L01", "L08", "L09", "L10"),
+      needs=("reward_function",), explains=("D01", "D03", "D20", "D25", "D74", "L01", "L08", "L09", "L10"),
       source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
 def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
@@ -1409,17 +1409,28 @@ def form_over_answers(log: RunLog) -> Finding | None:
         if (is_up and down < -trends.DRIFT_Z) or is_lost:
             if form is not whole and 0 <= paid_for.get(form.name, -1.0) + ROUNDING < paid_for.get(right.name, 0.0):
                 return _paid_and_lost(form, right, paid_for)
+            hacked = paid_instead(log, right) if form is whole else None
             return error(
                 f"{form.name} rises while {right.name} falls: "
                 + (
-                    "something else than answers is paid for, such as format or length, and they are lost"
+                    f"{hacked.name} is what is paid for, which grows from {trends.level(hacked.finite[:3]):.3g} to "
+                    f"{trends.level(hacked.finite, 3):.3g}, and answers are lost: reward hacking"
+                    if hacked is not None
+                    else "something else than answers is paid for, such as format or length, and they are lost"
                     if form is whole
                     else "the format is learnt, the answers are lost"
                 ),
                 right.ended,
+                *(
+                    []
+                    if hacked is None
+                    else [hacked.shown(trends.level(hacked.finite, 3), f"was {trends.level(hacked.finite[:3]):.3g}")]
+                ),
                 form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
                 right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
-                cause="the judge pays for the form alone, or pays more for it than for a right answer",
+                cause="the judge pays for the form alone, or pays more for it than for a right answer"
+                if hacked is None
+                else f"{hacked.name} can be had without a right answer and outweighs it: the policy learns that alone",
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
             )
     return None
