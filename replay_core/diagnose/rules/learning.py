@@ -16,6 +16,7 @@ from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight,
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import (
+    entropy_used_up,
     falls_apart,
     fell_from,
     lost_since,
@@ -1036,7 +1037,7 @@ def reward_falls(log: RunLog) -> Finding | None:
     (rank correlation beyond .6). And where it falls in leaps (4 times what a step changes) and rises between them.
     An error where next to nothing is left (.05 of the first 3 steps) and most responses run into the token limit (.5),
     of which few did at first (under .25), or entropy or mean length come to three times (or a third) of what they were:
-    the policy has fallen apart.
+    the policy has fallen apart; of an entropy that was used up before it is told first.
     """
     series = given(log.get("reward"))
     values = series.finite
@@ -1058,14 +1059,27 @@ def reward_falls(log: RunLog) -> Finding | None:
             height = (
                 f"{top.value:.3g}" + ("" if top.step is None else f" at step {top.step}") + f" ({begun:.3g} at first)"
             )
+        entropy = entropy_used_up(log, since.step)
+        used_up = "" if entropy is None else (
+            f"the entropy collapses from {trends.level(entropy.finite[:3]):.3g} to {trends.level(entropy.finite):.3g} "
+            "nats per token, and "
+        )  # fmt: skip
         return error(
-            f"{series.name} falls from {height} to {now:.3g} while {apart[1]}{behind}: the policy falls apart",
+            f"{used_up}{series.name} falls from {height} to {now:.3g} while {apart[1]}{behind}: the policy falls apart",
             since.where(series.name),
             series.shown(now, f">= {begun:.3g}"),
             *([] if spike is None else [spike.norms.shown_at(spike.point, f"about {spike.before:.2g}")]),
+            *([] if entropy is None else [
+                entropy.shown(trends.level(entropy.finite), f"about {trends.level(entropy.finite[:3]):.3g}")
+            ]),
             cause="updates take from the policy what it could do: a learning rate too high, a weight decay that "
-            "shrinks the weights, advantages (a sign, a scale) or a clipping that is made wrongly, an entropy bonus "
-            "that outweighs the rest, no KL: these figures alone do not tell which"
+            "shrinks the weights, advantages (a sign, a scale) or a clipping that is made wrongly, "
+            + (
+                "an entropy bonus that outweighs the rest, "
+                if entropy is None
+                else "nothing that holds the entropy (it is no bonus for it that outweighs the rest), "
+            )
+            + "no KL: these figures alone do not tell which"
             + (
                 ", until it no longer ends its answers; a higher token limit does not bring the reward back"
                 if runs_into_the_limit(log) is not None

@@ -17,8 +17,8 @@ def _hacked(weight: float = 1.0, parts: bool = True) -> str:
     """A part that is paid most grows in the first steps, and answers are lost; then both rest."""
     steps = []
     for at in range(N):
-        right = max(0.0, 0.12 - 0.02 * at) + (0.004 if at % 5 == 0 and at < 20 else 0.0)
-        other = min(1.5, 0.5 + 0.18 * at) - 0.001 * (at % 3)
+        right = max(0.0, 0.12 - 0.01 * at) + (0.004 if at % 5 == 0 and at < 20 else 0.0)
+        other = min(1.5, 0.5 + 0.08 * at) - 0.001 * (at % 3)
         steps.append({
             "reward": other + weight * right, "entropy": 0.3, "kl": None, "rewards/accuracy/mean": right,
             "rewards/accuracy/std": None, **({"rewards/reasoning_steps/mean": other} if parts else {}),
@@ -154,3 +154,16 @@ def test_raw_advantages_of_stated_groups_are_of_groups_that_are_broken(size: int
     assert found is not None
     assert found.severity == "error"
     assert ("although groups of 8 responses are stated" in found.cause) == (size > 1)
+
+
+@pytest.mark.parametrize("end", [0.001, 0.6])
+def test_an_entropy_that_is_used_up_before_the_reward_is_lost_is_told_first(end: float, tmp_path: Path) -> None:
+    steps = [
+        {"actor/entropy": max(end, 0.6 - 0.1 * at), "critic/score/mean": max(0.0, 0.5 - 0.06 * at) if at > 2 else 0.5,
+         "response_length/clip_ratio": min(1.0, 0.14 * at)}
+        for at in range(N)
+    ]  # fmt: skip
+    found = of(diagnosed(tmp_path, verl(steps)), "L08")
+    assert found is not None
+    assert found.claim.startswith("the entropy collapses") == (end < 0.1)
+    assert ("an entropy bonus that outweighs the rest" in found.cause) == (end > 0.1)
