@@ -167,3 +167,18 @@ def test_an_entropy_that_is_used_up_before_the_reward_is_lost_is_told_first(end:
     assert found is not None
     assert found.claim.startswith("the entropy collapses") == (end < 0.1)
     assert ("an entropy bonus that outweighs the rest" in found.cause) == (end > 0.1)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_sync_that_takes_no_time_is_evidence_of_old_weights(stops: bool, tmp_path: Path) -> None:
+    draw, text = random.Random(2), ""
+    for at in range(N):
+        apart = 0.0005 + 0.05 * max(0, at - 12) + 1e-4 * draw.random()
+        text += verl([{"training/rollout_actor_probs_pearson_corr": None, "actor/lr": 1e-6, "rollout_corr/k3_kl": None,
+                       "training/rollout_probs_diff_mean": apart}], first=at)  # fmt: skip
+        seconds = 0.0 if stops and at >= 12 else 1.5
+        text += f"(Actor pid=1) timer.py:32 - Timer update_weights end (elapsed time: {seconds}s)\n"
+    found = of(diagnosed(tmp_path, text), "D12")
+    assert found is not None
+    assert ("their sync takes no time" in found.cause) == stops
+    assert any(one.name == "seconds that update_weights takes" for one in found.evidence) == stops
