@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from replay_core.diagnose import trends
 from tests.replay_core.diagnose.batches import of
 from tests.replay_core.diagnose.logs import HEALTHY_TRL, diagnosed, trl, verl
 
@@ -182,3 +183,10 @@ def test_a_sync_that_takes_no_time_is_evidence_of_old_weights(stops: bool, tmp_p
     assert found is not None
     assert ("their sync takes no time" in found.cause) == stops
     assert any(one.name == "seconds that update_weights takes" for one in found.evidence) == stops
+
+
+def test_steps_in_which_both_rest_do_not_go_together() -> None:
+    rests, other = [5.0, 3.0, 4.0, *[0.0] * 20], [3.0, 5.0, 4.0, *[1.0] * 10, 2.0, *[1.0] * 9]
+    assert abs(trends.together(rests, other)) < 0.9
+    assert trends.together([1.0] * 20, [2.0] * 20) == 0
+    assert trends.together([float(at) for at in range(20)], [float(-at) for at in range(20)]) == pytest.approx(-1)
