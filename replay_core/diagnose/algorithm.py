@@ -559,6 +559,12 @@ def why_raw(algorithm: Algorithm) -> str:
             "no baseline is computed: right for REINFORCE and RAFT, and wrong where a baseline is meant (GRPO, RLOO), "
             "which groups of one response (rollout n = 1) have none of; the run states no estimator that is known here"
         )
+    if (size := algorithm.number(*GROUP_SIZE)) is not None and size > 1:
+        return (
+            f"no baseline is computed, although groups of {size:g} responses are stated: each response is a group of "
+            "its own (an id that is given to every sample, behind the repeat, instead of to every prompt), so that "
+            "nothing is left to subtract; or the advantage is made without a baseline"
+        )
     return (
         "no baseline is computed: groups of one response (rollout.n, num_generations or n_samples_per_prompt of 1) "
         "have "

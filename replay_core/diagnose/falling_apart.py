@@ -115,3 +115,18 @@ def spike_before(log: RunLog, since: int | None) -> Spike | None:
     if len(before) < 2 or top.value <= SPIKE * median(before):
         return None
     return Spike(norms, top, median(before), max(points, key=lambda point: point.value))
+
+
+#: What is left of an entropy that is used up, in nats and of what it was; what was left as the reward was lost.
+USED_UP, LEFT, HALFWAY = 0.05, 0.1, 0.5
+
+
+def entropy_used_up(log: RunLog, since: int | None) -> Series | None:
+    """The entropy, where next to nothing is left of it and it was down to half no later than the reward was lost."""
+    series = log.get("entropy")
+    values = [] if series is None else series.finite
+    if series is None or since is None or len(values) < 2 * trends.MIN_STEPS or min(values) < 0:
+        return None
+    begun, now = trends.level(values[:3]), trends.level(values)
+    falls = [p for p in series.points if p.step is not None and p.step <= since and p.value < HALFWAY * begun]
+    return series if falls and 0 < now < min(USED_UP, LEFT * begun) else None

@@ -9,12 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose import trends
+from replay_core.diagnose.signals import RunLog, Series
 
 #: Steps beyond the number of functions that make a sum no luck; what rounding leaves of it, beside the largest reward.
 FITTING, ROUNDED = 4, 2e-3
 #: A weight below is none.
 NOTHING = 0.01
+#: Of the reward's rise, what a part that is paid for instead of answers comes to.
+MOST_OF_IT = 0.5
+
+
+def weights_or_sum(log: RunLog) -> Mapping[str, float]:
+    """The weights of `function_weights`, or 1 of each where the parts move together, so that no weights can be solved
+    for, and their plain sum is the reward in every step; none where neither is known.
+    """
+    if (solved := function_weights(log)) is not None:
+        return solved
+    reward, parts = log.get("reward"), log.all("reward_function")
+    if reward is None or len(parts) < 2 or len(reward.points) <= FITTING:
+        return {}
+    by_step = [{point.step: point.value for point in one.points} for one in parts]
+    sums = [(point.value, sum(each.get(point.step, math.nan) for each in by_step)) for point in reward.points]
+    room = ROUNDED * max((abs(value) for value, _ in sums), default=0.0)
+    return {one.name: 1.0 for one in parts} if room > 0 and all(abs(a - b) <= room for a, b in sums) else {}
 
 
 def function_weights(log: RunLog) -> Mapping[str, float] | None:
@@ -42,3 +60,23 @@ def function_weights(log: RunLog) -> Mapping[str, float] | None:
         if rank == terms_SF.shape[1] and np.abs(terms_SF @ weights_F - rewards_S).max() <= ROUNDED * scale:
             return {one.name: float(weight) for one, weight in zip(parts, weights_F, strict=False)}
     return None
+
+
+def paid_instead(log: RunLog, right: Series) -> Series | None:
+    """The part that makes half and more of the reward's rise while right answers fall, and rises itself (weighed, where
+    the weights are known); None where nothing is paid for in their place.
+    """
+    reward = log.get("reward")
+    if reward is None or not trends.rises(reward.finite) or trends.drift(right.finite) >= -trends.DRIFT_Z:
+        return None
+    weights = weights_or_sum(log)
+
+    def rise(one: Series) -> float:
+        return trends.level(one.finite, 3) - trends.level(one.finite[:3])
+
+    parts = [
+        (weights.get(one.name, 0.0 if weights else 1.0) * rise(one), one) for one in log.all("reward_function")
+        if one.name not in (reward.name, right.name) and trends.rises(one.finite)
+    ]  # fmt: skip
+    by, top = max(parts, key=lambda each: each[0], default=(0.0, None))
+    return top if 0 < MOST_OF_IT * rise(reward) <= by else None

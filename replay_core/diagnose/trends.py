@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from statistics import median
 
 MIN_STEPS = 8
@@ -57,18 +57,20 @@ def drift(values: list[float]) -> float:
 
 
 def together(a: list[float], b: list[float]) -> float:
-    """Spearman's rank correlation of two series of the same steps; 0 where they are not of as many."""
-    if len(a) != len(b) or len(a) < MIN_STEPS:
-        return 0.0
-    ranks = []
-    for values in (a, b):
-        order = sorted(range(len(values)), key=values.__getitem__)
-        place = [0] * len(values)
-        for rank, at in enumerate(order):
-            place[at] = rank
-        ranks.append(place)
-    apart = sum((x - y) ** 2 for x, y in zip(*ranks, strict=True))
-    return 1.0 - 6.0 * float(apart) / float(len(a) * (len(a) ** 2 - 1))
+    """Spearman's rank correlation of two series of the same steps; 0 where they are not of as many, or one rests."""
+    return line(_ranks(a), _ranks(b))[0] if len(a) == len(b) >= MIN_STEPS else 0.0
+
+
+def _ranks(values: list[float]) -> list[float]:
+    """The place of each; equal ones share theirs: steps in which both rest do not go together."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    places = [0.0] * len(values)
+    for _, run in groupby(enumerate(order), key=lambda each: values[each[1]]):
+        equal = list(run)
+        middle = (equal[0][0] + equal[-1][0]) / 2
+        for _, at in equal:
+            places[at] = middle
+    return places
 
 
 def line(x: list[float], y: list[float]) -> tuple[float, float]:

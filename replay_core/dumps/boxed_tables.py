@@ -39,6 +39,8 @@ _PAIR = regex(
     r"\|\s{0,40}([A-Za-z][\w ./()%-]{0,60}?)\s{0,60}\|\s{0,40}([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan"
     r"|inf))\s{0,40}(?=\||$)"
 )
+#: Cells that are left empty beside the last name of a table of several pairs.
+_EMPTY = regex(r"\|(?:\s{1,200}\|\s{1,200}\|)+$")
 #: What numbers the table, the best first.
 _STEPS = ("iterations", "iteration", "step", "global_step", "update", "n_updates", "total_timesteps")
 
@@ -61,7 +63,7 @@ class BoxedTables(Struct):
         if line[0] in "├╞╭┌╒":
             self.rows = self.rows if line[0] in "├╞" else {}
             return None, {}
-        line = line.rstrip().translate(_DRAWN)
+        line = _EMPTY.sub("|", line.rstrip().translate(_DRAWN))
         if _FRAME.match(line) or line[0] in "╰└╘":
             rows, self.rows, self.room = self.rows, {}, ""
             return self._step(rows), rows

@@ -82,6 +82,14 @@ class _Count(Struct):
     """The lines on which it last rose, and rose before that."""
 
 
+class Silence(Struct, frozen=True):
+    """Seconds between two lines with a clock, one behind the other, and those lines."""
+
+    seconds: float
+    begins: int
+    ends: int
+
+
 class HowFar(Struct, frozen=True):
     """How far it came: step `at` of `of`, on a line; what is behind."""
 
@@ -97,6 +105,8 @@ class HowFar(Struct, frozen=True):
     """The last line but one on which it rose: what stands before did not end the run."""
     stood: int = 0
     """Seconds for which other lines go on behind it."""
+    silence: Silence = Silence(0.0, 0, 0)
+    """The longest one of the log."""
 
 
 def step_of_bar(text: str) -> int | None:
@@ -124,6 +134,9 @@ class StepsSaid:
         #: By stream and form of a line, the last clock, the seconds since the first, and lines; behind the last rise.
         self._since: dict[tuple[str, str], list[float]] = {}
         self._clocked = 0
+        #: The form, clock and line of the last line with a clock; the longest silence between two of one form.
+        self._spoke: tuple[tuple[str, str], float, int] | None = None
+        self._silence = Silence(0.0, 0, 0)
         self._last: tuple[int, str] = 0, ""
         #: The line of a bar that is no training's and has not come to its end.
         self._inside = 0
@@ -138,7 +151,7 @@ class StepsSaid:
             before = "" if line.stamp else text
             if (clock := _CLOCK.search(line.stamp or text[:80])) is not None:
                 self._clocked += self._clocked < _CLOCKS
-                self._go_on(line.stream, before[: clock.start()], clock[0])
+                self._go_on(line.stream, before[: clock.start()], clock[0], line.number)
         if "%|" in text and (drawn := _DRAWN.search(text)) is not None:
             self._inside = line.number if 0 < int(drawn["at"]) < int(drawn["of"]) else 0
         if _HINT.search(text) is None:
@@ -160,10 +173,16 @@ class StepsSaid:
         if _OVER.search(text) is not None:
             self._over = line.number, text.strip()[:160]
 
-    def _go_on(self, stream: str, before: str, clock: str) -> None:
+    def _go_on(self, stream: str, before: str, clock: str, number: int) -> None:
         """A line with a clock behind the last rise: of one stream and form, as others are of other time zones."""
         now = _seconds(clock)
         key = stream, _FORM.sub("", before)[:24]
+        if self._spoke is not None and self._spoke[0] == key:
+            silent = (now - self._spoke[1]) % 86400
+            # Of two processes one may write late: a clock that goes back a little is no day.
+            if _A_DAY / 2 > silent >= self._silence.seconds:
+                self._silence = Silence(silent, self._spoke[2], number)
+        self._spoke = key, now, number
         since = self._since.setdefault(key, [now, 0.0, 0.0])
         since[1] += (now - since[0]) % 86400
         since[0] = now
@@ -209,7 +228,7 @@ class StepsSaid:
         over = self._over if self._over is not None and self._over[0] > count.line and not self._is_meant else None
         return HowFar(
             count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
-            "" if over is None else over[1], count.before, self._stood(count),
+            "" if over is None else over[1], count.before, self._stood(count), self._silence,
         )  # fmt: skip
 
     def ends(self) -> HowFar | None:

@@ -16,6 +16,10 @@ _MOST = 4000
 _CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
 
 
+#: How many responses verl samples of a prompt: of so short a name the table that it stands in tells what it is.
+_RESPONSES = regex(r"['\"]rollout['\"]: ?\{(?:[^{}]{0,400}, ?)?['\"]n['\"]: ?(?P<n>\d{1,4})\b")
+
+
 class LogSettings:
     """name -> value of the lines before the first metric; a name that has two values is left out of `facts`."""
 
@@ -27,8 +31,9 @@ class LogSettings:
         """The settings of one line."""
         if len(self._values) >= _MOST or not ("=" in text or ":" in text or ".." in text):
             return
-        for match in _SETTING.finditer(text):
-            name, value = match["name"], _value(match["value"])
+        told = [(match["name"], _value(match["value"])) for match in _SETTING.finditer(text)]
+        told += [("rollout_n", float(match["n"])) for match in _RESPONSES.finditer(text)]
+        for name, value in told:
             if name in self._values and self._values[name] != value:
                 self._twice.add(name)
             self._values.setdefault(name, value)

@@ -474,6 +474,7 @@ def _log(path: Path) -> _Log:
             f"starts {far.starts}",
             f"rose {far.rose}",
             f"stood {far.stood}",
+            f"silent {far.silence.seconds:.0f} {far.silence.begins} {far.silence.ends}",
             *([f"over {far.over}", far.over_text] if far.over else ()),
         )
         log.progress = Event(PROGRESS, f"{far.at}/{far.of}", far.line, None, facts)

@@ -106,6 +106,7 @@ def died(log: RunLog) -> Iterator[Finding]:
         stated = " ".join(one.text for one in log.events("main_failed"))
         dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end, stated=stated)
         dead = _of_numbers_before(dead, ends, log) or _of_a_hang(dead, causes, log) or dead
+        dead = _behind_a_silence(dead, log)
         yield _behind_its_end(_without_a_checkpoint(_which_engine(dead, causes, log), log), log)
         return
     if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):
@@ -394,6 +395,29 @@ def _without_a_checkpoint(dead: Finding, log: RunLog) -> Finding:
             _RESUME, f"look first whether there is a checkpoint: by the run's settings there may be none ({why})"
         ),
     )
+
+
+#: Lines of a traceback and what stands beside it, within which a silence ends where it is what came before.
+_NEXT = 100
+#: How many times the longest step a silence is before it is none of a step's own.
+_SILENT = 3.0
+
+
+def _behind_a_silence(dead: Finding, log: RunLog) -> Finding:
+    """The end again, with how long the log was silent before it: 15 minutes and more, and 3 times its longest step."""
+    for one in log.events(PROGRESS):
+        told = next((line.split()[1:] for line in one.text.splitlines()[1:] if line.startswith("silent ")), [])
+        if len(told) != 3 or one.point.path != dead.where.path or dead.where.line is None:
+            continue
+        seconds, begins, ends = map(int, told)
+        step = log.get("step_seconds")
+        longest = max(step.finite if step is not None else [], default=0.0)
+        if seconds >= max(LONG, _SILENT * longest) and 0 <= dead.where.line - ends <= _NEXT:
+            claim = f"{dead.claim.rstrip('.')}, after {in_words(seconds)} without a line"
+            return replace(dead, claim=claim, evidence=(
+                *dead.evidence, shown("silence before it", in_words(seconds), None, f"lines {begins} and {ends}"),
+            ))  # fmt: skip
+    return dead
 
 
 def _of_a_hang(dead: Finding, causes: list[Told], log: RunLog) -> Finding | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from replay_core.diagnose.algorithm import severity_of_raw, why_raw
+from replay_core.diagnose.algorithm import GROUP_SIZE, severity_of_raw, why_raw
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -152,8 +152,10 @@ def raw_in_log(log: RunLog) -> Finding | None:
             top = given(log.get("advantage_max"))
             return finding(
                 severity_of_raw(log.algorithm),
-                "advantages are the raw rewards, as those of groups of one response (n = 1) are: nothing is "
-                "subtracted, "
+                "advantages are the raw rewards, as those of groups of one response "
+                + ("are, of which " if (size := log.algorithm.number(*GROUP_SIZE) or 1) > 1 else "(n = 1) are: ")
+                + (f"{size:g} are stated: " if size > 1 else "")
+                + "nothing is subtracted, "
                 "their range is the rewards' in every step",
                 top,
                 top.shown(top.last.value, "another number than the reward"),

@@ -16,6 +16,7 @@ from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight,
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import (
+    entropy_used_up,
     falls_apart,
     fell_from,
     lost_since,
@@ -25,7 +26,7 @@ from replay_core.diagnose.falling_apart import (
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.function_weights import NOTHING as UNPAID
-from replay_core.diagnose.function_weights import function_weights
+from replay_core.diagnose.function_weights import function_weights, paid_instead
 from replay_core.diagnose.late_falls import late_fall
 from replay_core.diagnose.leaps import leap_in, with_it
 from replay_core.diagnose.printed import is_of_decimals
@@ -1044,7 +1045,7 @@ def reward_falls(log: RunLog) -> Finding | None:
     (rank correlation beyond .6). And where it falls in leaps (4 times what a step changes) and rises between them.
     An error where next to nothing is left (.05 of the first 3 steps) and most responses run into the token limit (.5),
     of which few did at first (under .25), or entropy or mean length come to three times (or a third) of what they were:
-    the policy has fallen apart.
+    the policy has fallen apart; of an entropy that was used up before it is told first.
     """
     series = given(log.get("reward"))
     values = series.finite
@@ -1066,14 +1067,27 @@ def reward_falls(log: RunLog) -> Finding | None:
             height = (
                 f"{top.value:.3g}" + ("" if top.step is None else f" at step {top.step}") + f" ({begun:.3g} at first)"
             )
+        entropy = entropy_used_up(log, since.step)
+        used_up = "" if entropy is None else (
+            f"the entropy collapses from {trends.level(entropy.finite[:3]):.3g} to {trends.level(entropy.finite):.3g} "
+            "nats per token, and "
+        )  # fmt: skip
         return error(
-            f"{series.name} falls from {height} to {now:.3g} while {apart[1]}{behind}: the policy falls apart",
+            f"{used_up}{series.name} falls from {height} to {now:.3g} while {apart[1]}{behind}: the policy falls apart",
             since.where(series.name),
             series.shown(now, f">= {begun:.3g}"),
             *([] if spike is None else [spike.norms.shown_at(spike.point, f"about {spike.before:.2g}")]),
+            *([] if entropy is None else [
+                entropy.shown(trends.level(entropy.finite), f"about {trends.level(entropy.finite[:3]):.3g}")
+            ]),
             cause="updates take from the policy what it could do: a learning rate too high, a weight decay that "
-            "shrinks the weights, advantages (a sign, a scale) or a clipping that is made wrongly, an entropy bonus "
-            "that outweighs the rest, no KL: these figures alone do not tell which"
+            "shrinks the weights, advantages (a sign, a scale) or a clipping that is made wrongly, "
+            + (
+                "an entropy bonus that outweighs the rest, "
+                if entropy is None
+                else "nothing that holds the entropy (it is no bonus for it that outweighs the rest), "
+            )
+            + "no KL: these figures alone do not tell which"
             + (
                 ", until it no longer ends its answers; a higher token limit does not bring the reward back"
                 if runs_into_the_limit(log) is not None
@@ -1374,7 +1388,7 @@ _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])"
 
 
 @rule("L12", "the format is learnt and the answers are not", link="trend", scope="signals",
-      needs=("reward_function",), explains=("D01", "D03", "D25", "L01", "L08", "L09", "L10"),
+      needs=("reward_function",), explains=("D01", "D03", "D20", "D25", "D74", "L01", "L08", "L09", "L10"),
       source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
 def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
@@ -1417,17 +1431,28 @@ def form_over_answers(log: RunLog) -> Finding | None:
         if (is_up and down < -trends.DRIFT_Z) or is_lost:
             if form is not whole and 0 <= paid_for.get(form.name, -1.0) + ROUNDING < paid_for.get(right.name, 0.0):
                 return _paid_and_lost(form, right, paid_for)
+            hacked = paid_instead(log, right) if form is whole else None
             return error(
                 f"{form.name} rises while {right.name} falls: "
                 + (
-                    "something else than answers is paid for, such as format or length, and they are lost"
+                    f"{hacked.name} is what is paid for, which grows from {trends.level(hacked.finite[:3]):.3g} to "
+                    f"{trends.level(hacked.finite, 3):.3g}, and answers are lost: reward hacking"
+                    if hacked is not None
+                    else "something else than answers is paid for, such as format or length, and they are lost"
                     if form is whole
                     else "the format is learnt, the answers are lost"
                 ),
                 right.ended,
+                *(
+                    []
+                    if hacked is None
+                    else [hacked.shown(trends.level(hacked.finite, 3), f"was {trends.level(hacked.finite[:3]):.3g}")]
+                ),
                 form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
                 right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
-                cause="the judge pays for the form alone, or pays more for it than for a right answer",
+                cause="the judge pays for the form alone, or pays more for it than for a right answer"
+                if hacked is None
+                else f"{hacked.name} can be had without a right answer and outweighs it: the policy learns that alone",
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
             )
     return None

@@ -28,6 +28,7 @@ from replay_core.diagnose.rules.staleness import ever_older, versions
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.rules.weights import ADAPTER, has_norms_of_ranks, weights_by_step
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.regexes import regex
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
@@ -762,6 +763,7 @@ def drifting(log: RunLog) -> Finding | None:
             next_step=TOLD_APART,
             steps=steps_of(since),
         )
+    skips = None if still else _takes_no_time(log)
     return finding(
         "error" if far and not still else "warning" if heard else "info",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"
@@ -769,9 +771,16 @@ def drifting(log: RunLog) -> Finding | None:
         mark.where(series.name),
         replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
         shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
+        *(
+            []
+            if skips is None
+            else [shown("seconds that update_weights takes", skips[1], f"about {skips[0]:g}", f"since line {skips[2]}")]
+        ),
         id="D13" if still else "D12",
         cause="nothing is trained: the engine's caches or kernels drift, or weights change on the way to it"
         if still
+        else "the engine samples with old weights: from some step on their sync takes no time, and sends none"
+        if skips is not None
         else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, a renamed "
         "parameter); or with others than the trainer computes with (an adapter that is applied twice or with another "
         "scale, weights that are merged or cast on the way). The log does not tell which",
@@ -780,6 +789,28 @@ def drifting(log: RunLog) -> Finding | None:
         else "rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --model STEP_A --model STEP_B "
         "--against rollout_logprobs ranks which weights sampled the tokens",
         steps=steps_of(finite[low + 1 :] or finite[-3:]),
+    )
+
+
+#: What a trainer says of each sync of the weights; what is left of its time where nothing is sent, and such syncs.
+_SYNCED = regex(r"\bTimer update_weights end \(elapsed time: (\d+(?:\.\d+)?)s")
+NO_TIME, SYNCS = 0.1, 3
+
+
+def _takes_no_time(log: RunLog) -> tuple[float, float, int] | None:
+    """The seconds of a sync before, those since it takes none to the end of the log, and the line from which on."""
+    told = [
+        (float(match[1]), one.point.line or 0) for one in log.events("phase") if (match := _SYNCED.search(one.text))
+    ]
+    since = len(told)
+    while since and told[since - 1][0] <= NO_TIME * median(seconds for seconds, _ in told[:SYNCS]):
+        since -= 1
+    if since < SYNCS or len(told) - since < SYNCS:
+        return None
+    return (
+        median(seconds for seconds, _ in told[:since]),
+        median(seconds for seconds, _ in told[since:]),
+        told[since][1],
     )
 
 

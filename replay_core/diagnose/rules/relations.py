@@ -539,6 +539,8 @@ def _never_right(log: RunLog, reward: Series | None) -> Finding | None:
 
 #: Share of groups without a spread that is nearly all of them, and how much less it was at first.
 NEARLY_ALL, AT_FIRST = 0.85, 0.5
+#: A logged share of right answers.
+_RIGHT = regex(r"(?i)accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])")
 
 
 @rule("D74", "ever fewer groups have a spread", link="trend", scope="signals", needs=("frac_zero_std",),
@@ -546,8 +548,8 @@ NEARLY_ALL, AT_FIRST = 0.85, 0.5
 def ever_fewer(log: RunLog) -> Finding | None:
     """The share of groups whose rewards are all equal rises by more than chance explains, from at most .5 (median of
     the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning; worth knowing where the
-    reward rises meanwhile, for a run that has learnt what its prompts have to teach. Not of steps of one group each,
-    whose share is 0 or 1.
+    reward rises meanwhile and no share of right answers falls, for a run that has learnt what its prompts have to
+    teach. Not of steps of one group each, whose share is 0 or 1.
     """
     series = given(log.get("frac_zero_std"))
     values = series.finite
@@ -557,7 +559,10 @@ def ever_fewer(log: RunLog) -> Finding | None:
     if begun > AT_FIRST or now < NEARLY_ALL or not trends.rises(values):
         return None
     reward = log.get("reward")
-    solved = reward is not None and trends.rises(reward.finite)
+    # A reward may rise by something else than answers.
+    solved = reward is not None and trends.rises(reward.finite) and not any(
+        trends.drift(one.finite) < -trends.DRIFT_Z for one in log.all("reward_function") if _RIGHT.search(one.name)
+    )  # fmt: skip
     return finding(
         "info" if solved else "warning",
         f"ever fewer groups have a spread of rewards: {series.name} goes from {begun:.3g} to {median(values[-5:]):.3g}",

@@ -17,6 +17,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.function_weights import paid_instead, weights_or_sum
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.rules.tokens import truncated
@@ -588,18 +589,26 @@ def _beside_right(case: Case) -> Finding | None:
 #: Steps, and how well the changes of two figures go together before one makes the other: of 12 pairs by chance, one in
 #: a thousand comes to .8.
 FEWEST_STEPS, IN_STEP = 12, 0.85
+#: The share of the steps in which the one moves that the other has to go with it: a few large first steps correlate.
+ALIKE = 0.7
 #: How far a length has to have come before what is paid for it matters.
 FAR = 1.3
 _RIGHT = regex(r"(?i)accura|correct|exact|solved|success|pass@|(?:^|[/_.])acc(?:$|[@/_.])")
 
 
 def _by_changes(a: Series, b: Series) -> float | None:
-    """Correlation of the changes from step to step of two figures; None where they are too few, or one rests."""
+    """Correlation of the changes from step to step of two figures; None where they are too few, or one rests; 0 where
+    `b` moves in too few steps, or `a` does not go with it in most of these: then it hangs on a few of them.
+    """
     rows = [row for _, row in together(a, b)]
     if len(rows) < FEWEST_STEPS:
         return None
     xs, ys = ([y - x for x, y in pairwise(values)] for values in zip(*rows, strict=True))
-    return trends.line(xs, ys)[0] or None
+    by = trends.line(xs, ys)[0]
+    moves = [x * y * by for x, y in zip(xs, ys, strict=True) if y]
+    if by and (len(moves) < FEWEST_STEPS - 1 or sum(each > 0 for each in moves) < ALIKE * len(moves)):
+        return 0.0
+    return by or None
 
 
 #: Responses that were cut and have one reward, before it is no chance, and the steps they are of.
@@ -665,13 +674,20 @@ def pays(log: RunLog) -> Finding | None:
     does not explain: an error where it rises with the reward, or falls while the reward rises (not where the logged
     best and worst reward are one number each in nine steps of ten: a judge's ends, and failures are long; nor where the
     share of right answers rises by a trend: what is right is short). Against those of the share of right answers (below
-    -.85): an error, the reward's sign is turned. Noise of batches makes no such correlation: one figure is made of the
-    other.
+    -.85): an error, the reward's sign is turned; not where the logged functions add up to the reward and right answers
+    count for it; and nothing where a logged part makes the reward's rise while they fall (L12 names it). Noise of
+    batches makes no such correlation: one figure is made of the other. It has to be of 11 changes and more, and the
+    reward goes that way in seven of ten of them.
     """
     reward = given(log.get("reward"))
     length = log.get("response_length")
     judged = [one for one in log.all("reward_function") if _RIGHT.search(one.name) and one.name != reward.name]
-    turned = ((one, by) for one in judged if (by := _by_changes(reward, one)) is not None and by < -IN_STEP)
+    # Where the parts are logged that the reward is made of, their sum tells with which sign each is in it.
+    paid = {} if not judged else weights_or_sum(log)
+    turned = (
+        (one, by) for one in judged
+        if paid.get(one.name, -1.0) < 0 and (by := _by_changes(reward, one)) is not None and by < -IN_STEP
+    )  # fmt: skip
     for one, by in turned:
         return error(
             f"the reward's sign is turned: {reward.name} falls whenever {one.name} rises, and rises when it falls",
@@ -683,6 +699,9 @@ def pays(log: RunLog) -> Finding | None:
             next_step="score a right and a wrong answer by hand",
             link="rewards",
         )
+    # What the reward follows is then what that part does to the answers.
+    if any(paid_instead(log, one) is not None for one in judged):
+        return None
     cut = log.get("truncated")
     if cut is not None and (by := _by_changes(reward, cut)) is not None and by > IN_STEP and trends.rises(cut.finite):
         return error(

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from replay_core.diagnose.ends import said
 from replay_core.diagnose.finding import Finding, Where, finding, info, shown
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.death import died
 from replay_core.diagnose.signals import RunLog
 from replay_core.dumps.log_events import PROGRESS
@@ -62,6 +62,8 @@ def unfinished(log: RunLog) -> Finding | None:
             next_step="is it alive (ps, nvidia-smi)? py-spy dump --pid PID shows where it stands; else dmesg -T | grep "
             "-i oom, and the launcher's and the other ranks' logs",
         )
+    # Lines of metrics that name no step were logged all the same: how many steps each is of is not told.
+    skip_if(not far.at and log.is_counted and any(log.last_lines().values()), "the logged steps have no numbers")
     if far.of - far.at <= max(SHORT, SHARE * far.of) or log.events("finished", "succeeded"):
         return None
     if log.events("oom", "oom_host", "stalled") or _is_dead(log):
