@@ -121,7 +121,7 @@ def _ranks_of(
         return None
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
-    slices = SlicesOfBoth(fewer, ranks)
+    slices = SlicesOfBoth(fewer, ranks, alike)
     covered: list[RankGroup] = []
     uncovered: RankGroup | None = None
     for ids in _ids_of_all(fewer, ranks):
