@@ -163,20 +163,24 @@ class RankGroup:
     @property
     def is_covered(self) -> bool:
         """Whether the ranks' tensors are all of the one process, wherever both have them."""
-        if self.shares not in ("all", "none") and (self._cut is None or self._astray is not None):
-            return False
-        return self.uncovered is None
+        return self.is_laid and not self.uncovered
 
     @property
-    def uncovered(self) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-        """A tensor that the ranks do not make: its name, its shape, theirs, and the ranks; None where there is none."""
+    def is_laid(self) -> bool:
+        """Whether it is known which of the one process's tokens each rank has, where they share these."""
+        return self.shares in ("all", "none") or (self._cut is not None and self._astray is None)
+
+    @property
+    def uncovered(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+        """The tensors that the ranks do not make: each one's name, its shape, theirs, and the ranks."""
         together = [pair.together for pair in self.made if pair.together is not None]
         there = {ref.name: ref.shape for _, ref in self._whole.tensors.values()}
+        found = []
         for held in (held for one in together for held in one.held.values() if id(held) not in self._unread):
             name, shape = held.parts[0].name, standing_for(held).shape
             if name in there and there[name] != shape:
-                return name, there[name], shape, held.ranks
-        return None
+                found.append((name, there[name], shape, held.ranks))
+        return found
 
     @property
     def holds_slices(self) -> bool:

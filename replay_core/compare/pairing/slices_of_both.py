@@ -18,6 +18,7 @@ from replay_core.errors import DumpError
 from replay_core.records import TensorRef
 
 Place = tuple[str, str]
+#: Of either run, the ranks that have the same tokens.
 Alike = tuple[list[list[int]], list[list[int]]]
 
 #: Elements that are read, weights of one name that are asked, and what part of its norm two that are one are off.
@@ -55,7 +56,7 @@ class SlicesOfBoth:
                 for ranks in self._sides
             ]  # fmt: skip
             try:
-                found = _laid(*both, self._alike)
+                found = _laid(both[0], both[1], self._alike)
             except DumpError:
                 continue
             if found is not None:
