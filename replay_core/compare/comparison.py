@@ -237,9 +237,10 @@ def compare_runs(
         if row is None:
             repeated += 1
             continue
-        if micro_pair.untold is not None and (row.verdict.diverges or row.verdict is Verdict.MISSING):
-            # It faces what happens to be on the rank of its number.
-            row = TensorVerdict(row.name, Verdict.SAME, micro_pair.untold, a=row.a, b=row.b, skipped=micro_pair.untold)
+        untold = micro_pair.untold_of.get(row.name, micro_pair.untold)
+        if untold is not None and (row.verdict.diverges or row.verdict is Verdict.MISSING):
+            # It faces what happens to be on the rank of its number, or is laid in a way that is none of its own.
+            row = TensorVerdict(row.name, Verdict.SAME, untold, a=row.a, b=row.b, skipped=untold)
         restates = row.ranks.restates if row.ranks is not None else None
         if row.verdict.diverges and own_norm.is_of_others(pair, micro_pair):
             restates = own_norm.OF_OTHERS

@@ -77,6 +77,8 @@ _MOVED, _OF_STEPS = 8, 8.0
 _OF_STEP, _OF_FIT = 1e-5, 1e-4
 #: Fewer rows or columns do not tell such numbers; how far these may be off, in the relative noise of the gradient.
 _FEWEST_LINES, _OF_NOISE = 4, 4.0
+#: How far the numbers of all lines together may be off, of gradients that are the same.
+_OF_SCALE = 1e-3
 #: Elements looked at together.
 _CHUNK = 1 << 20
 
@@ -728,9 +730,13 @@ class _WeightsAfter:
                 return None
         noise = float(np.linalg.norm(gradients[1] - gradients[0]) / np.linalg.norm(gradients[0]))
         sizes = np.square(gradients[0])
+        # Of gradients that are hardly apart, and weights whose step is told in many digits, one rate is told from one
+        # that is off by a hundredth.
+        rounded = float(np.linalg.norm(self._unit * most) / (np.linalg.norm(step) or 1.0))
+        least = min(SCALED, max(_OF_SCALE, rounded, noise / _OF_NOISE))
         for axis in (0, 1, None):
             one, other = ((of * sizes).sum(axis) for of in times)
-            allowed = SCALED if axis is None else max(SCALED, _OF_NOISE * noise)
+            allowed = least if axis is None else max(least, _OF_NOISE * noise)
             if bool((np.abs(other - one) > allowed * np.abs(one)).any()):
                 return None
         return (

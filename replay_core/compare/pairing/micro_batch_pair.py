@@ -242,6 +242,7 @@ class MicroBatchPair(Struct):
     shared_experts: layers whose experts lie on several ranks, of which this pair has one's.
     untold: why ranks that share the step otherwise in the two runs could not be put together, so that none of them is
     to hold what a rank of the same number does.
+    untold_of: the same of some tensors alone, by name.
     """
 
     key: RecordKey
@@ -255,6 +256,7 @@ class MicroBatchPair(Struct):
     averaged: float = 1.0
     shared_experts: frozenset[str] = frozenset()
     untold: str | None = None
+    untold_of: dict[str, str] = field(default_factory=dict)
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property

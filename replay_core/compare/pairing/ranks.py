@@ -163,20 +163,24 @@ class RankGroup:
     @property
     def is_covered(self) -> bool:
         """Whether the ranks' tensors are all of the one process, wherever both have them."""
-        if self.shares not in ("all", "none") and (self._cut is None or self._astray is not None):
-            return False
-        return self.uncovered is None
+        return self.is_laid and not self.uncovered
 
     @property
-    def uncovered(self) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-        """A tensor that the ranks do not make: its name, its shape, theirs, and the ranks; None where there is none."""
+    def is_laid(self) -> bool:
+        """Whether it is known which of the one process's tokens each rank has, where they share these."""
+        return self.shares in ("all", "none") or (self._cut is not None and self._astray is None)
+
+    @property
+    def uncovered(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+        """The tensors that the ranks do not make: each one's name, its shape, theirs, and the ranks."""
         together = [pair.together for pair in self.made if pair.together is not None]
         there = {ref.name: ref.shape for _, ref in self._whole.tensors.values()}
+        found = []
         for held in (held for one in together for held in one.held.values() if id(held) not in self._unread):
             name, shape = held.parts[0].name, standing_for(held).shape
             if name in there and there[name] != shape:
-                return name, there[name], shape, held.ranks
-        return None
+                found.append((name, there[name], shape, held.ranks))
+        return found
 
     @property
     def holds_slices(self) -> bool:
@@ -753,19 +757,23 @@ class RankGroup:
     def _nearest_of_like(self, refs: dict[int, TensorRef], whole: TensorRef) -> HeldByRanks | None:
         """A weight as it lies in the way that most of its like do; None where no way makes it."""
         turn = self._turn_of_like(refs, whole)
-        return None if turn is None else ways(refs, whole.shape)[turn]
+        return None if turn is None else self._ways(refs, whole.shape)[turn]
+
+    def _ways(self, refs: Mapping[int, TensorRef], shape: tuple[int, ...]) -> dict[tuple[int, ...], HeldByRanks]:
+        every = list(self._ranks)
+        return ways(refs, shape, [[every[number] for number in members] for members in self._groups])
 
     def _is_in_turn(self, refs: dict[int, TensorRef], whole: TensorRef) -> bool:
         """Whether the first way in which slices may lie is that of most of the weight's like, or there is none."""
         turn = self._turn_of_like(refs, whole)
-        return turn is None or turn == next(iter(ways(refs, whole.shape)))
+        return turn is None or turn == next(iter(self._ways(refs, whole.shape)))
 
     def _turn_of_like(self, refs: dict[int, TensorRef], whole: TensorRef) -> tuple[int, ...] | None:
         """The way in which slices lie that is nearest by far to the other run's of most of a weight's like (those of
         its name in other layers, and their gradients), the first way where none is: one that is exchanged among ranks
         is off. None where no way makes it.
         """
-        every = list(ways(refs, whole.shape))
+        every = list(self._ways(refs, whole.shape))
         if not every:
             return None
         pattern = without_numbers(whole.name)
@@ -781,7 +789,7 @@ class RankGroup:
                 own = {rank: self._ranks[rank].tensors[place][1] for rank in refs if place in self._ranks[rank].tensors}
                 if len(own) < len(refs) or any(ref.shape != shape or not ref.is_readable for ref in own.values()):
                     continue
-                off = [_apart(held, one) for held in ways(own, whole.shape).values()]
+                off = [_apart(held, one) for held in self._ways(own, whole.shape).values()]
                 nearest[every[off.index(min(off))] if min(off) < _FAR_NEARER * off[0] else every[0]] += 1
                 like += 1
                 if like == _MOST_LIKE:
@@ -959,10 +967,15 @@ def without_numbers(name: str) -> str:
     return _NUMBER.sub("#", name.removeprefix("grad.").removeprefix("param."))
 
 
-def ways(refs: Mapping[int, TensorRef], shape: tuple[int, ...]) -> dict[tuple[int, ...], HeldByRanks]:
+def ways(
+    refs: Mapping[int, TensorRef], shape: tuple[int, ...], alike: Sequence[Sequence[int]]
+) -> dict[tuple[int, ...], HeldByRanks]:
     """The ways in which slices of one shape that ranks have may lie in a whole of this shape: along one axis, in the
     turn of the ranks or those next to each other apart (cut by ranks of two axes); along two axes, whichever of these
     and of copies ranks count first. None where they make no such whole.
+
+    alike: the ranks that have the same tokens. Where all have, or none, they are of one axis (but of experts, of three
+    axes, which ranks with tokens of their own share): slices in another turn were exchanged.
     """
     parts = tuple(refs.values())
     own = parts[0].shape
@@ -976,11 +989,17 @@ def ways(refs: Mapping[int, TensorRef], shape: tuple[int, ...]) -> dict[tuple[in
     size = prod(many for _, many in cut)
     if len(cut) > 2 or len(refs) % size or not all(ref.is_readable for ref in parts):
         return {}
+    together = {sum(rank in refs for rank in members) for members in alike} - {0}
+    many = together.pop() if len(together) == 1 else 1
     if len(cut) == 2:
+        copies, rows, columns = len(refs) // size, cut[0][1], cut[1][1]
+        is_of_two = many < len(refs) and many in (rows, columns, copies * rows, copies * columns)
+        if not is_of_two and len(own) < 3:
+            return {}
         return {turn: _in_cells(refs, shape, cut, turn) for turn in permutations(range(3))}
     ((axis, _),) = cut
     found = {}
-    for inner in (1, *(one for one in range(2, size) if size % one == 0)):
+    for inner in dict.fromkeys((1, *((many, size // many) if 1 < many < size and size % many == 0 else ()))):
         turn = tuple(at * inner + number for number in range(inner) for at in range(size // inner))
         places = tuple(((turn.index(number % size) * own[axis], own[axis]),) for number in range(len(refs)))
         found[turn] = _held_along(tuple(refs), parts, axis, places)

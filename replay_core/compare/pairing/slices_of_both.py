@@ -18,16 +18,20 @@ from replay_core.errors import DumpError
 from replay_core.records import TensorRef
 
 Place = tuple[str, str]
+#: Of either run, the ranks that have the same tokens.
+Alike = tuple[list[list[int]], list[list[int]]]
 
 #: Elements that are read, weights of one name that are asked, and what part of its norm two that are one are off.
 _MOST, _ASKED, _ONE = 1 << 24, 4, 0.02
 
 
 class SlicesOfBoth:
-    """Asks of each name of weights once. ranks: of the run whose parts are to be laid; others: the other run's."""
+    """Asks of each name of weights once. ranks: of the run whose parts are to be laid; others: the other run's; alike:
+    of either, the ranks that have the same tokens.
+    """
 
-    def __init__(self, ranks: dict[int, Side], others: dict[int, Side]) -> None:
-        self._sides = ranks, others
+    def __init__(self, ranks: dict[int, Side], others: dict[int, Side], alike: Alike) -> None:
+        self._sides, self._alike = (ranks, others), alike
         self._shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]] | None] = {}
         #: By name without numbers, and how many ranks have it: the way in which slices lie.
         self.turns: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -52,7 +56,7 @@ class SlicesOfBoth:
                 for ranks in self._sides
             ]  # fmt: skip
             try:
-                found = _laid(*both)
+                found = _laid(both[0], both[1], self._alike)
             except DumpError:
                 continue
             if found is not None:
@@ -64,7 +68,7 @@ class SlicesOfBoth:
 
 
 def _laid(
-    one: dict[int, TensorRef], other: dict[int, TensorRef]
+    one: dict[int, TensorRef], other: dict[int, TensorRef], alike: Alike
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:  # fmt: skip
     """The shape of a weight that slices of both runs make, and the way in which those of the first lie."""
     slices = [_slices(refs) for refs in (one, other)]
@@ -75,8 +79,8 @@ def _laid(
         return None
     found: list[tuple[float, tuple[int, ...], tuple[int, ...]]] = []
     for shape in _shapes(own.shape, slices[0]):
-        there = [_values(standing_for(held)) for held in ways(other, shape).values()]
-        for turn, held in ways(one, shape).items():
+        there = [_values(standing_for(held)) for held in ways(other, shape, alike[1]).values()]
+        for turn, held in ways(one, shape, alike[0]).items():
             here = _values(standing_for(held))
             size = float(np.linalg.norm(here)) or 1.0
             left = min((float(np.linalg.norm(here - values)) / size for values in there), default=np.inf)

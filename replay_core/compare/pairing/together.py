@@ -38,6 +38,8 @@ from replay_core.records import Inline, Record, RecordKey, TensorRef, Unreadable
 
 #: Elements that are added up in memory.
 _MOST = 1 << 24
+#: Of so many tensors one may be cut in a way that is not known, and the others are compared.
+_FEW = 4
 #: Parts of a sum that are near each other make it up to this part of its norm.
 _EVEN = 1e-2
 
@@ -121,9 +123,9 @@ def _ranks_of(
         return None
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
-    slices = SlicesOfBoth(fewer, ranks)
+    slices = SlicesOfBoth(fewer, ranks, alike)
     covered: list[RankGroup] = []
-    uncovered: RankGroup | None = None
+    uncovered: list[tuple[RankGroup, Together]] = []
     for ids in _ids_of_all(fewer, ranks):
         of_tokens = _shapes_of_both(fewer, ranks, ids, alike)
 
@@ -135,32 +137,60 @@ def _ranks_of(
         )
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
-            uncovered = uncovered or found
+            uncovered.append((found, whole_of))
             continue
-        if (turn := next((of for axis, of in whole_of.cuts if axis == 1), None)) is not None:
-            found.lay_gathered(turn)
-        for pair in found.made:
-            if pair.together is not None:
-                pair.together.whole_of = whole_of
-            pair.notes.append(
-                f"ranks {named(fewer)} of {one} are put together, and what ranks {named(ranks)} of "
-                f"{many} hold is held against that"
-            )
+        _face(found, whole_of, fewer, one)
         covered.append(found)
         if _are_at(found, ranks) is not False:
             return found
-    is_of_layout = uncovered is not None and not _are_mostly_alike(fewer, ranks)
-    if not covered and uncovered is not None and is_of_layout and (parts := uncovered.uncovered) is not None:
-        name, due, made, those = parts
-        for pair in group:
-            pair.untold = (
-                f"ranks {named(fewer)} of {one} and {named(ranks)} of {many} share the step otherwise, and how could "
-                f"not be told: {name} is to be {list(due)}, and what ranks {named(those)} of {many} hold of it makes "
-                f"{list(made)}; record it with its dims and each rank's place on their axes (dims, tp_rank and "
-                "tp_size)"
-            )
+    if not covered and uncovered and not _are_mostly_alike(fewer, ranks):
+        return _but_for_some(group, uncovered, fewer, one)
     # Samples of several ranks may be laid end to end so that the other run's stretches are some of these, too.
     return covered[0] if covered else None
+
+
+def _face(found: RankGroup, whole_of: Together, fewer: dict[int, Side], one: Which) -> None:
+    """Let ranks face what those of the other run, `one`, were put together to."""
+    if (turn := next((of for axis, of in whole_of.cuts if axis == 1), None)) is not None:
+        found.lay_gathered(turn)
+    for pair in found.made:
+        if pair.together is None:
+            continue
+        pair.together.whole_of = whole_of
+        pair.notes.append(
+            f"ranks {named(fewer)} of {one} are put together, and what ranks {named(pair.together.ranks)} of "
+            f"{pair.together.which} hold is held against that"
+        )
+
+
+def _but_for_some(
+    group: list[MicroBatchPair], uncovered: list[tuple[RankGroup, Together]], fewer: dict[int, Side], one: Which
+) -> RankGroup | None:
+    """Ranks that are laid but for few tensors, which are not compared: these may be cut in a way that is not known, and
+    hide nothing of the others. None where most are so: nothing of such a step is.
+    """
+    found, whole_of = min(uncovered, key=lambda of: (not of[0].is_laid, len(of[0].uncovered)))
+    parts = found.uncovered
+    if not parts:
+        return None
+    made = [pair for pair in found.made if pair.together is not None]
+    are_few = found.is_laid and _FEW * len(parts) <= sum(len(pair.together.held) for pair in made if pair.together)
+    many, every = ("b" if one == "a" else "a"), named(made[0].together.ranks if made[0].together else ())
+    asked = "record it with its dims and each rank's place on their axes (dims, tp_rank and tp_size)"
+    shared = "share the step otherwise, and how could not be told"
+    why = {
+        name: f"ranks {named(fewer)} of {one} and {every} of {many} {shared}: {name} is to be {list(due)}, and "
+        f"what ranks {named(those)} of {many} hold of it makes {list(shape)}; {asked}"
+        for name, due, shape, those in parts
+    }
+    if not are_few:
+        for pair in group:
+            pair.untold = next(iter(why.values()))
+        return None
+    _face(found, whole_of, fewer, one)
+    for pair in found.made:
+        pair.untold_of = why
+    return found
 
 
 def _are_mostly_alike(own: dict[int, Side], others: dict[int, Side]) -> bool:

@@ -60,6 +60,7 @@ def test_a_later_step_is_told_whatever_squares_were_kept() -> None:
     kept = 0.6 * GRADIENT.square() + 0.4 * random(24, 16, seed=3).square()
     steps = [RATE * by_lines(gradient, kept) for gradient in (GRADIENT, OTHER)]
     assert weights_after(steps[0], steps[1], WEIGHT)._as_factored() is not None
+    assert weights_after(steps[0], 1.01 * steps[1], WEIGHT)._as_factored() is None
     assert weights_after(steps[0], 1.1 * steps[1], WEIGHT)._as_factored() is None
     halves = torch.cat([by_lines(part, own) for part, own in zip(OTHER.chunk(2), kept.chunk(2), strict=True)])
     assert weights_after(steps[0], RATE * halves, WEIGHT)._as_factored() is None

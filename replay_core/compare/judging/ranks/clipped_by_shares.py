@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _ACROSS, _OFF = 0.05, 0.02
 #: Fewer weights are scaled so by chance, and norms that are nearer to each other tell no ranks apart.
 _FEWEST, _APART = 3, 0.02
+#: How far what ranks' norms tell is apart, in what is left to chance.
+_MORE = 4.0
 
 
 class _OfRole(Struct):
@@ -121,6 +123,8 @@ def _fault(known: _OfRole) -> Fault | None:
         return None
     asked = {ranks for ranks, _ in known.along}
     told = np.array([1 / norms[ranks] - total**-0.5 for ranks, _ in known.along])
+    if told.max() - told.min() < _MORE * _OFF * np.abs(told).max():
+        return None  # another rate makes the same of ranks whose norms are near each other
     times = np.array([one for _, one in known.along])
     rate = -float(times @ told) / float(told @ told)
     if len(asked) < 2 or rate <= 0 or np.abs(times + rate * told).max() > _OFF * np.abs(times).max():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from replay_core.compare import Comparison
+from replay_core.compare.judging.ranks.clipped_by_shares import _fault, _OfRole
 from replay_core.compare.parallel import parallel
 from tests.builders import there
 from tests.replay_core.compare.ranks.recorded import Step, compared, random
@@ -115,3 +116,11 @@ def test_another_step_is_not_orthogonalised_apart(tmp_path: Path) -> None:
     found = of_slices(lambda x: 2 * orthogonal(x, turns=5), lambda x: orthogonal(x, turns=5), tmp_path)
     kinds = {one.fault.kind for one in there(parallel(found.tensors, found.together)).faults}
     assert "orthogonalised apart" not in kinds
+
+
+def test_another_rate_is_no_clipping_by_norms_that_are_near_each_other() -> None:
+    known = _OfRole()
+    for rank in range(16):
+        known.squares[rank,] = (1 + 0.03 * rank / 15) ** 2
+        known.along.append(((rank,), -0.01))
+    assert _fault(known) is None

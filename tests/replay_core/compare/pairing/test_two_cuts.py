@@ -110,3 +110,26 @@ def test_a_gradient_that_two_ranks_have_exchanged_is_another(case: str, tmp_path
         for at, own in enumerate(b)
     ]
     assert name in {row.name for row in both(tmp_path, a, ranks).tensors if row.verdict.diverges}
+
+
+def only_weights(ranks: list[Rank]) -> list[Rank]:
+    return [{"param": own["param"]} for own in ranks]
+
+
+TP4 = [rank(tp=(tp, 4)) for tp in range(4)]
+
+
+@pytest.mark.parametrize("others", [TP4, ROWS[4], only_weights(TP4)], ids=["tp4", "fsdp4", "tp4, weights alone"])
+@pytest.mark.parametrize("one", [[rank()], TP2, ROWS[2], DP2], ids=["one", "tp2", "fsdp2", "dp2"])
+def test_slices_of_ranks_of_one_axis_lie_in_their_turn(one: list[Rank], others: list[Rank], tmp_path: Path) -> None:
+    """Slices of all layers that two ranks have exchanged are no other layout, where no other axis is there."""
+    one = one if "batch_inputs" in others[0] else only_weights(one)
+    healthy = both(tmp_path / "healthy", one, others)
+    assert not [row.name for row in healthy.tensors if row.verdict.diverges]
+    exchanged = [others[{1: 2, 2: 1}.get(at, at)] for at in range(4)]
+    ranks = [
+        {**own, **{stage: wrong[stage] for stage in ("gradient", "param") if stage in own}}
+        for own, wrong in zip(others, exchanged, strict=True)
+    ]
+    found = both(tmp_path / "exchanged", one, ranks)
+    assert len([row.name for row in found.tensors if row.verdict.diverges]) >= 2

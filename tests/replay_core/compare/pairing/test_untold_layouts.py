@@ -42,3 +42,30 @@ def test_what_could_not_be_put_together_is_asked_for(tmp_path: Path) -> None:
 def test_ranks_of_one_layout_are_not_asked_for(tmp_path: Path) -> None:
     found = both(tmp_path, held(6, 6), held(5, 6))
     assert [row.name for row in found.tensors if row.verdict.diverges] == ["up.output"]
+
+
+def test_one_that_could_not_be_put_together_hides_no_other(tmp_path: Path) -> None:
+    """Samples dealt to two ranks and to four, of which one output lacks a channel: it is asked for, and no other is."""
+    outputs = {f"layers.{layer}.output": random(4, 8, 6, seed=layer) for layer in range(6)}
+    cut, wrong = "layers.1.output", "layers.4.output"
+
+    def dealt(count: int, *, is_off: bool = False) -> list[Step]:
+        found: list[Step] = []
+        for rank in range(count):
+            own = {name: x.chunk(count)[rank].contiguous() for name, x in outputs.items()}
+            if count > 2:
+                own[cut] = own[cut][..., :-1].contiguous()
+            if is_off:
+                own[wrong] = own[wrong] + 1
+            ids = torch.arange(32).reshape(4, 8).chunk(count)[rank].contiguous()
+            found.append({"batch_inputs": {"input_ids": ids}, "modules": own})
+        return found
+
+    found = both(tmp_path / "right", dealt(2), dealt(4))
+    assert {row.name for row in found.skipped} == {cut}
+    assert not [row.name for row in found.tensors if row.verdict.diverges or row.verdict.value == "MISSING"]
+    assert found.agrees is None
+    found = both(tmp_path / "wrong", dealt(2), dealt(4, is_off=True))
+    assert {row.name for row in found.tensors if row.verdict.diverges} == {wrong}
+    assert {row.name for row in found.skipped} == {cut}
+    assert found.agrees is False
