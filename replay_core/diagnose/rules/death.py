@@ -400,7 +400,7 @@ def _without_a_checkpoint(dead: Finding, log: RunLog) -> Finding:
 #: Lines of a traceback and what stands beside it, within which a silence ends where it is what came before.
 _NEXT = 100
 #: How many times the longest step a silence is before it is none of a step's own.
-_SILENT = 3.0
+_SILENT_TIMES = 3.0
 
 
 def _behind_a_silence(dead: Finding, log: RunLog) -> Finding:
@@ -412,7 +412,7 @@ def _behind_a_silence(dead: Finding, log: RunLog) -> Finding:
         seconds, begins, ends = map(int, told)
         step = log.get("step_seconds")
         longest = max(step.finite if step is not None else [], default=0.0)
-        if seconds >= max(LONG, _SILENT * longest) and 0 <= dead.where.line - ends <= _NEXT:
+        if seconds >= max(LONG, _SILENT_TIMES * longest) and 0 <= dead.where.line - ends <= _NEXT:
             claim = f"{dead.claim.rstrip('.')}, after {in_words(seconds)} without a line"
             return replace(dead, claim=claim, evidence=(
                 *dead.evidence, shown("silence before it", in_words(seconds), None, f"lines {begins} and {ends}"),
