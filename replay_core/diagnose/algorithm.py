@@ -319,12 +319,7 @@ def is_by_token(algorithm: Algorithm) -> bool:
 
 def is_synchronous(algorithm: Algorithm) -> bool:
     """Whether the run states that its samples are of the weights that train on them, and nothing that weighs."""
-    return states_no_lag(algorithm) and not algorithm.is_off_policy
-
-
-def states_no_lag(algorithm: Algorithm) -> bool:
-    """Whether the run states that its samples are of the weights that train on them, weighed or not."""
-    return algorithm.number(*_LAGS) == 0
+    return algorithm.number(*_LAGS) == 0 and not algorithm.is_off_policy
 
 
 def divides_by_length(algorithm: Algorithm) -> bool:

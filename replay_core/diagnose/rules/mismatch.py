@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import is_synchronous, states_no_lag
+from replay_core.diagnose.algorithm import is_synchronous
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.by_context import ByContext
 from replay_core.diagnose.case import Case
@@ -208,7 +208,7 @@ class _Promised(Struct):
             return "its weight versions are those of the trainer in every step"
         return (
             "the run states that samples are of the newest weights"
-            if not ages and states_no_lag(case.algorithm)
+            if not ages and is_synchronous(case.algorithm)
             else ""
         )
 

@@ -898,13 +898,11 @@ def _own_baseline(batch: StepBatch, group_B: Array, sizes_G: Array) -> Finding |
         shown("their lowest and highest reward", f"{reward_B[lone_B].min():.4g}, {reward_B[lone_B].max():.4g}"),
         cause="n = 1 in the rollout settings beside an estimator whose baseline is the group's mean (REINFORCE++ with "
         "a baseline, RLOO, GRPO): a response less its own reward is 0, no gradient is left but the KL's, and no error "
-        "is raised"
+        "is raised. Sample several responses to each prompt, or take a baseline of the batch (REINFORCE++)"
         if every
         else "responses of a group were dropped or filtered after grouping, and an estimator that measures against the "
-        "others (or the mean) leaves nothing of one that is alone",
-        next_step="sample several responses to each prompt, or take a baseline of the batch (REINFORCE++)"
-        if every
-        else "drop such groups before the batch is made, or refill them",
+        "others (or the mean) leaves nothing of one that is alone. Drop such groups before the batch is made, or refill "
+        "them",
     )
 
 

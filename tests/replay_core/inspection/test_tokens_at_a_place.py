@@ -15,7 +15,7 @@ from replay_core.workbench import open_run
 
 def _looked(folder: Path, **asked: Any) -> Any:
     cu = torch.tensor([0, 3, 7, 12])
-    fields = {"input_ids": torch.arange(12)[None], "cu_seqlens": cu, "log_probs": torch.randn(1, 12)}
+    fields = {"input_ids": torch.arange(12)[None], "cu_seqlens": cu, "log_probs": -torch.rand(1, 12)}
     torch.save(fields, folder / "a.pt")
     record = open_run(folder / "a.pt").records[0]
     pointed = {"path": str(folder / "a.pt"), "key": record.key.to_mapping(), "name": "log_probs"}
