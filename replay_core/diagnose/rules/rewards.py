@@ -901,8 +901,8 @@ def _own_baseline(batch: StepBatch, group_B: Array, sizes_G: Array) -> Finding |
         "is raised. Sample several responses to each prompt, or take a baseline of the batch (REINFORCE++)"
         if every
         else "responses of a group were dropped or filtered after grouping, and an estimator that measures against the "
-        "others (or the mean) leaves nothing of one that is alone. Drop such groups before the batch is made, or refill "
-        "them",
+        "others (or the mean) leaves nothing of one that is alone. Drop such groups before the batch is made, or "
+        "refill them",
     )
 
 
