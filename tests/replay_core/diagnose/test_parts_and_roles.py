@@ -7,7 +7,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from replay_core.diagnose.finding import Diagnosis
+from replay_core.diagnose.signal_names import named
 from tests.replay_core.diagnose.logs import diagnosed, told, verl, worrying
 
 
@@ -42,3 +45,60 @@ def test_a_critic_that_is_clipped_within_its_returns_is_held_still(tmp_path: Pat
     found = diagnosed(tmp_path, _critic(0.0))
     assert "D71" in _ids(found)
     assert "D63" not in _ids(found)
+
+
+# ---- one role
+
+
+def _role(tests: list[float], easy: float = 1.0) -> str:
+    draw, lines = random.Random(3), [f"step:0 - val/pass@1:{tests[0]} - val/num_tasks:116\n"]
+    for n in range(1, 65):
+        share = min(1.0, n / 40)
+        mean = min(1.0, 0.36 + 0.64 * share + draw.gauss(0, 0.02) * (share < 1))
+        done = round(8 * easy * share) / 8
+        dead = done == 1
+        line = {
+            "reward/solver/mean": mean, "reward/solver/std": 0.0 if dead else 0.4, "reward/solver/max": 1.0,
+            "batch/solver/fractions/effective": 1 - done, "batch/solver/fractions/too_easy": done,
+            "batch/solver/fractions/too_hard": 0.0, "actor/pg_loss": 0.0 if dead else draw.gauss(0, 0.02),
+            "actor/grad_norm": 0.0 if dead else 0.4 + draw.gauss(0, 0.02), "actor/entropy": 1.5 - 0.01 * n,
+            "actor/lr": 5e-6, "episode/response_tokens": 8 + draw.gauss(0, 0.4),
+        }  # fmt: skip
+        if n % 8 == 0:
+            line["val/pass@1"] = tests[n // 8]
+        lines.append(f"step:{n} - " + " - ".join(f"{key}:{value}" for key, value in line.items()) + "\n")
+    return "".join(lines)
+
+
+def test_prompts_that_are_learnt_by_heart_lead_over_steps_without_a_loss(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, _role([0.32, 0.16, 0.14, 0.09, 0.06, 0.08, 0.12, 0.08, 0.13]))
+    first = found.findings[0]
+    assert (first.id, first.severity) == ("L20", "error")
+    assert "learnt by heart" in first.claim
+    assert "reward/solver/mean" in first.claim
+
+
+def test_a_role_whose_validation_rises_has_learnt(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, _role([0.32, 0.38, 0.41, 0.47, 0.5, 0.52, 0.55, 0.57, 0.6], easy=0.5))
+    assert _ids(found) == []
+
+
+def test_rewards_of_several_environments_are_no_reward_of_one_role(tmp_path: Path) -> None:
+    lines = [{"reward/math/mean": 0.4 + 0.001 * n, "reward/code/mean": 0.2 + 0.001 * n} for n in range(20)]
+    text = "".join(
+        f"step:{n} - " + " - ".join(f"{key}:{value}" for key, value in line.items()) + "\n"
+        for n, line in enumerate(lines)
+    )
+    assert "L20" not in _ids(diagnosed(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [("batch/solver/fractions/too_easy", "solve_all"), ("batch/judge/fractions/too_hard", "solve_none"),
+     ("batch/solver/fractions/effective", "frac_zero_std"), ("log_probs/chosen", "pair_logps"),
+     ("rollout/log_probs", "policy_logprob")],
+)  # fmt: skip
+def test_names(name: str, signal: str) -> None:
+    found = named(name)
+    assert found is not None
+    assert found.signal == signal
