@@ -11,7 +11,7 @@ import pytest
 
 from replay_core.diagnose.finding import Diagnosis
 from replay_core.diagnose.signal_names import named
-from tests.replay_core.diagnose.logs import diagnosed, told, verl, worrying
+from tests.replay_core.diagnose.logs import diagnosed, only, told, verl, worrying
 
 
 def _ids(found: Diagnosis) -> list[str]:
@@ -102,3 +102,36 @@ def test_names(name: str, signal: str) -> None:
     found = named(name)
     assert found is not None
     assert found.signal == signal
+
+
+# ---- a term for length
+
+
+def _lengths(each: float, *, grows: bool, falls: bool = True) -> str:
+    draw, lines = random.Random(8), []
+    for n in range(60):
+        length = (9 + 27 * min(1.0, n / 12) if grows else 12) + draw.gauss(0, 0.5)
+        right = (0.4 if not falls or n < 3 else 0.06 if n < 14 else 0.4 + 0.005 * n) + draw.gauss(0, 0.005)
+        lines.append(
+            f"{{'episode': {n}, 'training_step': {n}, 'scores': {right + each * length}, "
+            f"'val/sequence_lengths': {length}, 'objective/verifiable_reward': {right}, "
+            f"'objective/length_reward': {each * length}, 'loss/policy_avg': {draw.gauss(0, 0.02)}, "
+            f"'policy/entropy_avg': {1.8 - 0.01 * n}, 'optim/grad_norm': {0.4 + draw.gauss(0, 0.02)}, 'lr': 3e-06}}\n"
+        )
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(("falls", "severity"), [(True, "error"), (False, "warning")])
+def test_a_score_that_is_mostly_length(falls: bool, severity: str, tmp_path: Path) -> None:
+    found = only(diagnosed(tmp_path, _lengths(0.03, grows=True, falls=falls)), "L57")
+    assert found.severity == severity
+    assert "objective/length_reward is 0.03 for each token in all 60 steps" in found.claim
+    assert ("verifiable_reward falls" in found.claim) == falls
+
+
+@pytest.mark.parametrize(("each", "grows"), [(0.001, True), (-0.005, True), (0.05, False)])
+def test_a_small_term_for_length_a_penalty_and_one_that_is_not_gone_along_with(
+    each: float, grows: bool, tmp_path: Path
+) -> None:
+    found = diagnosed(tmp_path, _lengths(each, grows=grows, falls=False))
+    assert "L57" not in _ids(found)
