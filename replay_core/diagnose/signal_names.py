@@ -246,6 +246,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
 _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
     (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
+    (regex(r"^log_probs/(?:chosen|rejected)$"), "pair_logps", "torchtune"),
     (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
     (
         regex(

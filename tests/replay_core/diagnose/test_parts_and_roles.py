@@ -11,7 +11,7 @@ import pytest
 
 from replay_core.diagnose.finding import Diagnosis
 from replay_core.diagnose.signal_names import named
-from tests.replay_core.diagnose.logs import diagnosed, only, told, verl, worrying
+from tests.replay_core.diagnose.logs import diagnosed, only, told, trl, verl, worrying
 
 
 def _ids(found: Diagnosis) -> list[str]:
@@ -135,3 +135,55 @@ def test_a_small_term_for_length_a_penalty_and_one_that_is_not_gone_along_with(
 ) -> None:
     found = diagnosed(tmp_path, _lengths(each, grows=grows, falls=False))
     assert "L57" not in _ids(found)
+
+
+# ---- a cap that is stated, and since when
+
+
+def _stale(ages: list[float], most: float, stated: str) -> str:
+    name = "ppo_actor/update/version_stats/sample_staleness_theta_max"
+    steps = [{name: age, "ppo_actor/update/behave_imp_weight/max": most + n % 3} for n, age in enumerate(ages)]
+    return f"config: actor.eps_clip=0.2, {stated}\n" + trl(steps)
+
+
+def test_weights_whose_cap_is_stated_are_cut(tmp_path: Path) -> None:
+    ages = [float(n % 2) for n in range(40)]
+    assert "L31" in _ids(diagnosed(tmp_path, _stale(ages, 40.0, "rollout.max_head_offpolicyness=2")))
+    capped = tmp_path / "capped"
+    capped.mkdir()
+    assert "L31" not in _ids(diagnosed(capped, _stale(ages, 40.0, "actor.behave_imp_weight_cap=2.0")))
+
+
+def test_the_age_of_samples_is_told_since_it_is_past_its_bound(tmp_path: Path) -> None:
+    ages = [1.0] * 20 + [2.0 + 0.4 * n for n in range(30)]
+    found = only(diagnosed(tmp_path, _stale(ages, 1.0, "rollout.max_head_offpolicyness=2")), "D31")
+    assert found.steps[0] == 22
+
+
+def test_calls_that_fail_are_told_since_they_do(tmp_path: Path) -> None:
+    steps = [
+        {"tools/call_frequency": 1.1, "tools/failure_frequency": (0.03 if n < 20 else 0.98) + 0.001 * (n % 3)}
+        for n in range(50)
+    ]
+    found = only(diagnosed(tmp_path, trl(steps)), "L82")
+    assert (found.steps[0], len(found.steps)) == (21, 30)
+
+
+# ---- a reference that is the policy
+
+
+def _pairs(slope: float) -> str:
+    draw = random.Random(2)
+    return "".join(
+        f"Step {n} | loss:0.6931471824645996 lr:2e-05 rewards/chosen:0.0 rewards/rejected:0.0 rewards/accuracies:0.0 "
+        f"rewards/margins:0.0 log_probs/chosen:{-15 - slope * n + draw.gauss(0, 0.5)} "
+        f"log_probs/rejected:{-21 - 2 * slope * n + draw.gauss(0, 0.5)}\n"
+        for n in range(1, 61)
+    )
+
+
+@pytest.mark.parametrize(("slope", "words"), [(0.1, "the reference moves with the policy"), (0.0, "nothing is learnt")])
+def test_log_probs_tell_whether_a_weight_is_trained(slope: float, words: str, tmp_path: Path) -> None:
+    found = only(diagnosed(tmp_path, _pairs(slope)), "D72")
+    assert words in found.claim
+    assert ("no weight is trained" in found.cause) == (slope == 0)
