@@ -246,6 +246,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
 _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
     (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
+    (regex(r"^log_probs/(?:chosen|rejected)$"), "pair_logps", "torchtune"),
     (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
     (
         regex(
@@ -302,6 +303,9 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "verl",
     ),
     (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
+    # By role, of groups without a spread: all right, all wrong.
+    (regex(r"^batch/[\w.@-]+/fractions/too_easy$"), "solve_all", "rllm"),
+    (regex(r"^batch/[\w.@-]+/fractions/too_hard$"), "solve_none", "rllm"),
     (
         regex(
             r"(?i)^(?!.*(?:reward|score|acc|correct|loss))(?:[\w.]+/)*(?:curriculum\w*|curriculum/[\w/]+|(?:mean_|avg_)?difficulty\w*|task_level)$"
@@ -585,6 +589,11 @@ _COMPLEMENTS = {
                     "frac_nonzero_std"), "frac_zero_std"),
 }  # fmt: skip
 
+#: rllm's share of groups whose rewards differ, by role.
+_INFORMATIVE = regex(r"^batch/[\w.@-]+/fractions/effective$")
+#: What a run pays the one role that it has: rllm logs no other reward.
+OF_A_ROLE = regex(r"^reward/[\w.@-]+/mean$")
+
 #: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.
 _AVERAGED = regex(r"/(?:avg|mean)$")
 #: Its actors by algorithm, of which each logs the same names.
@@ -709,6 +718,8 @@ def named(raw: str, trl: bool = False) -> Name | None:
             return Name("kl", "TRL", "k3")
     if (found := _names().get(raw)) is not None:
         return found
+    if _INFORMATIVE.match(raw):
+        return Name("frac_zero_std", "rllm", COMPLEMENT)
     if (other := _COMPLEMENTS.get(raw.removeprefix("train/").removeprefix("rollout/"))) is not None:
         return Name(other, None, COMPLEMENT, _HOME_GROWN)
     bare = _AVERAGED.sub("", raw)

@@ -308,6 +308,7 @@ class RunLog(Struct):
             # A configuration that is printed has such names, too.
             if len(self._points[key]) < _TOLD:
                 others[key[1]] = self._points.pop(key)
+        self._take_the_one_role()
         known = {signal for signal, _ in self._points} - signal_names.MACHINE
         bare = {name: signal_names.UNNAMED[name] for name in others if name in signal_names.UNNAMED}
         is_bare = not known and "reward" in bare.values() and all(
@@ -320,6 +321,15 @@ class RunLog(Struct):
             self._names[signal, name] = signal_names.Name(signal)
             self._points[signal, name] = points
         self._series = None
+
+    def _take_the_one_role(self) -> None:
+        """Take the reward of the one role (or environment) there is for the run's, where the run tells no other."""
+        own = [name for signal, name in self._points if signal == "source_reward"]
+        if len(own) == 1 and signal_names.OF_A_ROLE.match(own[0]) and all(s != "reward" for s, _ in self._points):
+            key = "reward", own[0]
+            self._names[key] = signal_names.Name("reward", "rllm")
+            self._points[key] = self._points.pop(("source_reward", own[0]))
+            self._series = None
 
     def leave_out_untold(self) -> None:
         """Part with series that lie below the last decimal they are printed with: their zeros are none. Of a quantity

@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
@@ -407,6 +408,26 @@ class _Overshot(Struct, frozen=True):
         )
 
 
+#: How many times the span of the returns values lie outside of it, in that share of the steps and of the last of them.
+OUTSIDE, MOSTLY, LAST = 1.0, 0.5, 5
+
+
+def is_far_outside(log: RunLog) -> bool:
+    """Whether the largest or least value of a step lies outside of the returns' range by more than all they span, in
+    half of the steps and more, and of the last 5: that is no critic that has yet to learn.
+    """
+    every = [log.get(name) for name in ("value_max", "value_min", "return_max", "return_min")]
+    known = [one for one in every if one is not None]
+    if len(known) < len(every):
+        return False
+    rows = [row for _, row in together(*known) if all(map(math.isfinite, row))]
+    if len(rows) < LAST:
+        return False
+    most, least = max(row[2] for row in rows), min(row[3] for row in rows)
+    far = [max(row[0] - most, least - row[1]) > OUTSIDE * (most - least) > 0 for row in rows]
+    return sum(far) >= MOSTLY * len(far) and sum(far[-LAST:]) >= MOSTLY * LAST
+
+
 def _overshot(means: list[tuple[int, float, float]]) -> _Overshot | None:
     skip_if(len(means) < 4, "needs values and returns of 4 steps")
     size, first = max(abs(due) for _, _, due in means), abs(means[0][1] - means[0][2])
@@ -443,8 +464,9 @@ def overshoots_rewards(case: Case) -> Finding | None:
       needs=("value_mean", "return_mean"), explains=_PAST, source=_SOURCE)  # fmt: skip
 def overshoots(log: RunLog) -> Finding | None:
     """|mean value - mean return| over twice the largest |mean return| in two steps and more, none of them the first,
-    and more than in the first step: a warning, an error in half of the steps. A critic that is loaded may begin far
-    off, and comes nearer.
+    and more than in the first step: a warning, an error in half of the steps, or where the largest and least values
+    lie far outside of the returns' range in as many and to the end. A critic that is loaded may begin far off, and
+    comes nearer.
     """
     values, returns = given(log.get("value_mean")), given(log.get("return_mean"))
     rows = [(step, value, due) for step, (value, due) in together(values, returns) if step is not None]
@@ -452,7 +474,18 @@ def overshoots(log: RunLog) -> Finding | None:
     if over is None:
         return None
     worst = max(over.bad, key=lambda one: abs(one[1] - one[2]))
-    return over.told(next(point for point in values.points if point.step == worst[0]).where(values.name))
+    told = over.told(next(point for point in values.points if point.step == worst[0]).where(values.name))
+    if not is_far_outside(log):
+        return told
+    beside = [
+        one.shown(edge(one.finite), f"about {edge(due.finite):.3g}")
+        for name, of, edge in (("value_max", "return_max", max), ("value_min", "return_min", min))
+        if (one := log.get(name)) is not None and (due := log.get(of)) is not None
+    ]
+    explained = log.get("explained_variance")
+    if explained is not None and explained.finite:
+        beside.append(explained.shown(median(explained.finite), "> 0"))
+    return replace(told, severity="error", evidence=(*told.evidence, *beside))
 
 
 #: Tokens of a response that are followed for places that samples share.

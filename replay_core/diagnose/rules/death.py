@@ -201,14 +201,21 @@ def _closes(ends: list[Told], log: RunLog) -> bool:
 _GONE_UNTOLD = regex(r"A worker died or was killed while executing|Worker exit type: SYSTEM_ERROR|ActorDiedError")
 
 
+#: What Slurm says as it ends a step whose first task has failed: it gives no reason, and the others are killed.
+_STEP_ENDED = regex(r"^slurmstepd: error: .*CANCELLED AT \S+(?! DUE TO)(?:\s|$)|^srun: error: \S+ tasks? [-\d,]+: ")
+
+
 def _without_what_follows_a_wait(ends: list[Told]) -> list[Told]:
-    """The ends, without a worker that is gone for no reason behind a watchdog's line: the watchdog takes the process
-    down. A rank that others wait for died before their time was up, and is told before.
+    """The ends, without a worker that is gone for no reason behind a watchdog's line, or a step that Slurm ends there:
+    the watchdog takes the process down. A rank that others wait for died before their time was up, and is told before.
     """
     waits = {one.point.path: one.point.line or 0 for one in reversed(ends) if waited_in_vain(one)}
     return [
         one for one in ends
-        if not (_GONE_UNTOLD.search(one.text) and (one.point.line or 0) > waits.get(one.point.path, 1 << 60))
+        if not (
+            (_GONE_UNTOLD.search(one.text) or _STEP_ENDED.search(said(one)))
+            and (one.point.line or 0) > waits.get(one.point.path, 1 << 60)
+        )
     ]  # fmt: skip
 
 
@@ -659,6 +666,16 @@ def _hang(every: list[Told]) -> _Hang | None:
     (op, number), found = min(ranks.items(), key=lambda each: each[0][1])
     who = _these(sorted({rank for some in ranks.values() for rank in some}))
     if len(ranks) == 1:
+        missing = sorted(set(range(max(found, default=0))) - set(found))
+        if missing and 3 * len(missing) <= len(found):
+            are = "is the one rank" if len(missing) == 1 else "are the ranks"
+            return _Hang(
+                f"{who} waited {longest:.0f} s in {op} (collective {number}), and {_these(missing)} did not join",
+                f"{_these(missing)} {are} below {max(found)} that did not wait: it never came to {op} (it stalled, "
+                "died before, took another path, as a batch it skips, or called another collective); a step that a "
+                "launcher or scheduler cancels behind it is its end, and no cause",
+                waits,
+            )
         return _Hang(
             f"{who} waited {longest:.0f} s in {op} (collective {number}) for the others",
             f"a rank that is not among them never came to {op}: it stalled, died before, or called another collective; "

@@ -18,7 +18,7 @@ LOST = 0.15
 
 
 @rule("L20", "held-out results fall while training's rise", link="trend", scope="signals",
-      needs=("held_out|held_out_loss", "reward|loss"), explains=("D01", "D03", "L09"),
+      needs=("held_out|held_out_loss", "reward|loss"), explains=("D01", "D03", "D74", "L01", "L09", "L31"),
       source="arXiv 2210.10760 (over-optimisation of a reward)")  # fmt: skip
 def overfits(log: RunLog) -> Finding | None:
     """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
@@ -31,7 +31,9 @@ def overfits(log: RunLog) -> Finding | None:
     held-out pairs below .65 that does not rise over 3 evaluations and more behind the first, while the loss falls by a
     fifth: worth knowing. Six evaluations, each below the one before, are as good as eight. A share of .5 and more that
     is below .8 of its first in every evaluation (6 and more) behind the third, and never was above that, is a warning
-    whatever the reward does.
+    whatever the reward does. A share of .2 and more at first that is below .6 of it in every one of 6 evaluations and
+    more behind the first, while the reward of training rises to .9 and more: an error, what is learnt is learnt by
+    heart.
     """
     if (learnt := _by_heart(log)) is not None or not log.has("reward") or not log.has("held_out"):
         return learnt
@@ -40,6 +42,8 @@ def overfits(log: RunLog) -> Finding | None:
         return lost
     if (gone := _gone(log, reward)) is not None:
         return gone
+    if (memorised := _memorised(log, reward)) is not None:
+        return memorised
     broken = _broken(log)
     known = [
         series for series in log.all("held_out")
@@ -64,6 +68,37 @@ def overfits(log: RunLog) -> Finding | None:
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
             )
     return broken
+
+
+#: What is left, in every evaluation behind the first, of a result where training's answers are learnt by heart.
+KEPT = 0.6
+
+
+def _memorised(log: RunLog, reward: Series) -> Finding | None:
+    """A share of right held-out answers that falls at once and stays down, while nearly all of training's are right."""
+    paid = reward.finite
+    if min(paid, default=-1.0) < 0 or max(paid) > 1 or trends.level(paid) < SOLVED or not trends.rises(paid):
+        return None
+    for series in log.all("held_out"):
+        values = series.finite
+        if len(values) <= STAYED or min(values) < 0 or not HAD <= values[0] <= 1 or max(values[1:]) >= KEPT * values[0]:
+            continue
+        easy = log.get("solve_all")
+        return error(
+            f"{series.name} falls from {values[0]:.3g} to {values[1]:.3g} and stays below {KEPT * values[0]:.2g} in "
+            f"all {len(values) - 1} evaluations since, while {reward.name} rises from {trends.level(paid[:3]):.3g} to "
+            f"{trends.level(paid):.3g}: the training prompts are learnt by heart",
+            series.of(series.points[1:]),
+            series.shown_at(series.points[0], None),
+            series.shown(max(values[1:]), f">= {KEPT * values[0]:.3g}"),
+            reward.shown(trends.level(paid), f"was {trends.level(paid[:3]):.3g}"),
+            *([easy.shown(trends.level(easy.finite))] if easy is not None and easy.finite else []),
+            cause="the policy overfits its training prompts (few of them, many epochs, a high learning rate), or the "
+            "reward pays for something that the validation does not; steps whose groups are all right have no gradient",
+            next_step="count the training prompts and their epochs; go back to the checkpoint with the best "
+            "validation; more prompts, a lower learning rate",
+        )
+    return None
 
 
 #: Evaluations each of which is below the one before: one order of 720 is that by chance.

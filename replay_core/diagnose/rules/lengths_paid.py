@@ -13,6 +13,7 @@ from replay_core.diagnose.function_weights import function_weights
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.regexes import regex
 
 #: Steps before and from the change on; the share of those after it in which some answer is cut.
 BEFORE, AFTER, MOSTLY = 2, 8, 0.75
@@ -59,7 +60,8 @@ LINE_STEPS, LINE, MOVED, FIRST = 12, 0.98, 1.15, 5
 
 
 @rule("L57", "a reward function is the length", link="rewards", scope="signals",
-      needs=("reward_function", "response_length"), lasts=True, explains=("L08", "L09", "L10", "L32", "D20", "D25"),
+      needs=("reward_function|source_reward", "response_length"), lasts=True,
+      explains=("L08", "L09", "L10", "L32", "D15", "D20", "D25"),
       source="length penalties and bonuses that outweigh what is right")  # fmt: skip
 def pays_length(log: RunLog) -> Finding | None:
     """The mean of a reward function is a line of the mean length over 12 steps and more (correlation past .98, and of
@@ -67,8 +69,14 @@ def pays_length(log: RunLog) -> Finding | None:
     the reward. Worth knowing; a warning where its spread (its logged std times its weight) is larger, in the first
     5 steps, than that of every other function that is paid for, and the length has gone the way
     that is paid (by 1.15 times, and by no chance): it is what is learnt.
+
+    A part of the reward that is one positive number times the mean length, in each of 12 steps and more, and more than
+    half of the reward in most, while responses have come to 1.15 times: a warning, an error where right answers fall
+    meanwhile, to half of what they were at first.
     """
     length = given(log.get("response_length"))
+    if (most := _most_of_it(log, length)) is not None:
+        return most
     paid = function_weights(log)
     spreads = {one.name.removesuffix("/std"): one for one in log.all("reward_function_std")}
     looked = False
@@ -120,6 +128,55 @@ def pays_length(log: RunLog) -> Finding | None:
         )  # fmt: skip
     skip_if(not looked, f"needs a reward function and the mean length of {LINE_STEPS} steps")
     return None
+
+
+#: How exactly a part is so many times the length; what right answers fall to.
+TIMES, FELL = 2e-3, 0.5
+_RIGHT = regex(r"(?i)verifi|correct|acc(?:uracy)?(?:/|_|$)|answer")
+
+
+def _most_of_it(log: RunLog, length: Series) -> Finding | None:
+    """A part of the reward that is so much for each token, and most of the reward."""
+    # The whole of it is the largest that is logged: a reward for right answers alone is a part, too.
+    whole = max(log.all("reward"), key=lambda one: median(one.finite or [0.0]), default=None)
+    if whole is None:
+        return None
+    parts = [one for one in (*log.all("source_reward"), *log.all("reward_function")) if one is not whole]
+    for part in parts:
+        rows = [row for _, row in together(length, part, whole)]
+        if len(rows) < LINE_STEPS or len({row[0] for row in rows}) < LINE_STEPS // 2 or min(r[0] for r in rows) <= 0:
+            continue
+        each = median(paid / tokens for tokens, paid, _ in rows)
+        if each <= 0 or any(abs(paid - each * tokens) > TIMES * each * tokens for tokens, paid, _ in rows):
+            continue
+        shares = [paid / total for _, paid, total in rows if total > 0]
+        lengths = [row[0] for row in rows]
+        begun, now = trends.level(lengths[:3]), trends.level(lengths, 5)
+        if len(shares) < len(rows) or not HALF < median(shares) <= 1 or now < MOVED * begun:
+            continue
+        rights = (one for one in (*log.all("reward"), *parts) if one not in (whole, part) and _RIGHT.search(one.name))
+        fell = next((one for one in rights if _least(one) <= FELL * median(one.finite[:3] or [0.0]) > 0), None)
+        lost = "" if fell is None else f"; {fell.name} falls from {median(fell.finite[:3]):.3g} to {_least(fell):.2g}"
+        return finding(
+            "warning" if fell is None else "error",
+            f"the reward pays for length: {part.name} is {each:.3g} for each token in all {len(rows)} steps, and "
+            f"{median(shares):.0%} of {whole.name}, while responses go from {begun:.3g} to {now:.3g} tokens{lost}",
+            part,
+            shown(f"{part.name} / {length.name}", each, "0 or less", part.source),
+            shown(f"its share of {whole.name}, median of steps", median(shares), f"< {HALF:g}"),
+            whole.shown(trends.level(whole.finite, 3), f"was {trends.level(whole.finite[:3]):.3g}"),
+            *([] if fell is None else [fell.shown(_least(fell), f"about {median(fell.finite[:3]):.3g}")]),
+            cause="a length penalty whose sign is turned, or a bonus for length that outweighs what is right: the "
+            "policy is taught to write long, and the score rises by that alone",
+            next_step="look at the sign and weight of the length's term; compare the reward without it",
+        )  # fmt: skip
+    return None
+
+
+def _least(series: Series) -> float:
+    """The lowest median of three steps in a row."""
+    values = series.finite
+    return min((median(values[n : n + 3]) for n in range(len(values) - 2)), default=float("inf"))
 
 
 #: What a sum of two figures may leave of a third (rms), and the share of it that is the length's.

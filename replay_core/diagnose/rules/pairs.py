@@ -82,6 +82,25 @@ def _few(log: RunLog, likely: Series | None, unlikely: Series | None) -> Finding
         all(abs(value - UNMOVED) < NEAR for value in loss.finite) and not any(margin.finite)
         and len(loss.finite) >= (2 if still else LINES) and not (rate is not None and not any(rate.finite))
     ):  # fmt: skip
+        moved = [] if still else [
+            one for one in (likely, unlikely)
+            if one is not None and len(one.finite) >= FEWEST and abs(trends.drift(one.finite)) > trends.DRIFT_Z
+        ]  # fmt: skip
+        if moved:
+            return warning(
+                "the reference moves with the policy: the loss stays at ln 2 = 0.6931 and the margin at 0 in all "
+                f"{len(loss.finite)} lines, while {moved[0].name} goes from {trends.level(moved[0].finite[:3]):.3g} to "
+                f"{trends.level(moved[0].finite, 3):.3g}",
+                loss,
+                loss.shown(loss.last.value, "< 0.693"),
+                margin.shown(0.0, "> 0"),
+                *(one.shown(trends.level(one.finite, 3), f"was {trends.level(one.finite[:3]):.3g}") for one in moved),
+                link="optimizer",
+                cause="weights are trained, and the reference is the very same object as the policy (shared weights, "
+                "an adapter that is not switched off for it): every implicit reward is 0",
+                next_step="look whether the reference has parameters of its own (id(p)), or whether the adapter is off "
+                "where its log-probabilities are made",
+            )
         return warning(
             f"nothing is learnt: the loss stays at ln 2 = 0.6931 and the margin at 0 in all {len(loss.finite)} lines",
             loss,

@@ -295,13 +295,14 @@ def ever_older(log: RunLog) -> Finding | None:
         )
     if now < QUEUED or now < OLDER * begun or not trends.rises(values):
         return None if stated is None else _past(series, bound, stated)
+    since = stated if said and stated is not None else max(QUEUED, OLDER * begun) - 1e-9
     return finding(
         # What disagrees with the trainer by then is what such samples do.
         "error" if now > max(LAG, allowed) else "warning",
         f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates{said}"
         + (", by one in each step: what is trained on is of weights that stand still" if stands else ""),
-        series.of(climb).place if stands else series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
-        series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
+        series.of(climb).place if stands else series.first(over=since),
+        series.shown(now, f"<= {stated:g}" if said else f"< {max(QUEUED, OLDER * begun):.3g}"),
         shown("Mann-Kendall z", trends.drift(values)),
         cause="the sync of weights into the engine stopped (it failed, or an adapter is not delivered): its version "
         "stands still while the trainer goes on; or the queue before the trainer grows by a step in each step, and the "
@@ -312,7 +313,7 @@ def ever_older(log: RunLog) -> Finding | None:
         next_step="look for what the engine says of its last weight update"
         if stands
         else "limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
-        steps=[point.step for point in climb] if stands else series.steps(over=QUEUED),
+        steps=[point.step for point in climb] if stands else series.steps(over=since if said else QUEUED),
     )
 
 

@@ -250,11 +250,25 @@ OF_WEIGHTS = 0.1
 _OF_TRAINING = ("loss", "pg_loss", "grad_norm", "learning_rate", "reward_std", "kl", "advantage_std")
 
 
+#: AReaL's cap of importance weights over the engine's policy; and what a weight of trainer over engine is no more than.
+_CAPS, LARGE_WEIGHT = ("behave_imp_weight_cap", "behav_imp_weight_cap"), 10.0
+
+
+def _is_capped(log: RunLog) -> bool:
+    """Whether the run states a cap of its importance weights, and nothing that switches them off."""
+    stated = log.algorithm
+    caps = (stated.number(*_CAPS), stated.weight_cap if stated.is_weighed is not False else None)
+    return any(cap is not None and 0 < cap <= LARGE_WEIGHT for cap in caps)
+
+
 def _holds(log: RunLog, series: Series, state: FigureState) -> bool:
     values = series.finite
     mean = log.get("advantage_mean")
     # One weight for all that were chosen (RAFT, SFT) has no spread, and is not 0.
     if state.signal == "advantage_std" and mean is not None and min(map(abs, mean.finite), default=0.0) > OF_WEIGHTS:
+        return False
+    # What is logged before it is cut may be as large as it will.
+    if state.signal == "is_weight_max" and _is_capped(log):
         return False
     # An evaluation's temperature is what it is: where nothing is paid and nothing trained, no group is sampled.
     if state.signal == "rollout_temperature" and not any(map(log.has, _OF_TRAINING)):
@@ -270,9 +284,9 @@ def tells(log: RunLog) -> Iterator[Finding]:
     """States that have one meaning: a version of the weights that never changes although there are
     gradients, an update's norm, a critic's gradient or learning rate or the advantages' spread of 0 in every step,
     importance weights of trainer over engine whose median mean lies outside of .7 to 1.5 (it is 1 over the engine's own
-    samples), of which over .3 are cut or two steps have one over 10, over .9 of the prompts never or always solved,
-    requests preempted in most steps, over .3 of repetition, a temperature of 0. Levels are the median of the last 10
-    steps. Advantages without a spread whose mean is not 0 are weights (RAFT, SFT).
+    samples), of which over .3 are cut or two steps have one over 10 and no cap is stated, over .9 of the prompts never
+    or always solved, requests preempted in most steps, over .3 of repetition, a temperature of 0. Levels are the median
+    of the last 10 steps. Advantages without a spread whose mean is not 0 are weights (RAFT, SFT).
     """
     if not any(len(series.finite) >= state.fewest for state in _STATES for series in log.all(state.signal)[:1]):
         raise Skip("needs 5 to 8 steps of these figures")

@@ -39,13 +39,14 @@ def calls_fail(log: RunLog) -> Finding | None:
             "warning" if now >= FAIL_BAD and not learns else "info",
             f"{now:.0%} of the calls of tools fail: {series.name} is {now:.3g}"
             + (f", and was {begun:.2g} at first" if grows else ""),
-            series.ended,
+            series.last.where(series.name),
             series.shown(now, f"< {FAIL:g}"),
             *([] if calls is None or not calls.finite else [calls.shown(trends.level(calls.finite))]),
             cause="the tool's service is down, overloaded or out of its quota, or the calls cannot be read (names, "
             "arguments, a format that the template and the parser do not share): the policy learns that tools are of "
             "no use, and what it is taught is to do without",
             next_step="read ten calls beside what came back; call the tool by hand with the arguments of one",
+            steps=series.steps(over=FAIL),
         )
     skip_if(not log.has("tool_failures"), "needs the share of calls that fail")
     return None

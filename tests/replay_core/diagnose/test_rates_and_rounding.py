@@ -96,6 +96,34 @@ def test_a_worker_that_is_gone_behind_a_wait_was_taken_down_by_it(tmp_path: Path
     assert "rank 3 is elsewhere" in behind.claim
 
 
+SLURM = (
+    "srun: error: gpu-n14: task 0: Aborted (core dumped)\n"
+    "slurmstepd: error: *** STEP 2231877.0 ON gpu-n14 CANCELLED AT 2026-06-21T02:37:53 ***\n"
+    "srun: error: gpu-n15: tasks 4-7: Killed\n"
+)
+
+
+def test_a_step_that_slurm_ends_behind_a_wait_is_its_end(tmp_path: Path) -> None:
+    steps = as_trl(train(Recipe(steps=12)))
+    each = [f"{n}: " + WATCHDOG.format(rank=n, number=48213, op="_ALLGATHER_BASE")[21:] for n in range(8)]
+    waits = "".join(line for n, line in enumerate(each) if n != 5)
+    behind = only(diagnosed(tmp_path, steps + waits + SLURM), "L06")
+    assert "hung" in behind.claim
+    assert "and rank 5 did not join" in behind.claim
+    assert "rank 5 is the one rank" in behind.cause
+    alone = only(diagnosed(tmp_path, steps + SLURM), "L06")
+    assert "waited" not in alone.claim
+    # A limit of time is what ended it, and what waits for a rank that was ended follows.
+    limit = "slurmstepd: error: *** JOB 22318 ON n14 CANCELLED AT 2026-06-21T02:37:53 DUE TO TIME LIMIT ***\n"
+    assert "TIME LIMIT" in only(diagnosed(tmp_path, steps + limit + waits), "L06").claim
+
+
+def test_ranks_of_one_group_that_all_wait_miss_none_of_another(tmp_path: Path) -> None:
+    waits = "".join(WATCHDOG.format(rank=n, number=7, op="ALLREDUCE") for n in (0, 2, 4, 6))
+    found = only(diagnosed(tmp_path, as_trl(train(Recipe(steps=12))) + waits), "L06")
+    assert "for the others" in found.claim
+
+
 UNFIT = """\
 (SGLangEngine pid=224) [TP0] Scheduler hit an exception: Traceback (most recent call last):
 (SGLangEngine pid=224)   File "/sgl/sglang/srt/managers/scheduler.py", line 2945, in run_scheduler_process
