@@ -178,11 +178,14 @@ OTHERS, OFTEN, TRUTHS = 0.5, 0.2, 3
 #: Of responses, how many have to end with a token of the policy's own.
 MOSTLY = 0.9
 _MARKS = regex(r"(?:<[^<>]{1,20}>|\s|[.,;:!?\"'`*$)\]}])+$")
-_APART = regex(r"(?:^|[\s(\[{\"'`*$:=>])$")
+_APART = regex(r"(?:^|[\s(\[{\"'`*$:=>#|\u2192\uff1a])$")
 #: An answer that is one number or one letter: of those, another is surely another answer. And the words of a text.
 _PLAIN, _WORD = regex(r"(\d+|[A-Za-z])$"), regex(r"\d+|[A-Za-z]+")
 #: Wrong answers that are paid in full, how many (and which share of all that are) before they are no slips of reading.
 LENIENT = 8
+#: Contradictions of each kind before rewards are in another order; in how many of the steps that have any there have to
+#: be as many of either kind, and what chance may come to that a judge's slips balance as often.
+EACH_WAY, BALANCED, BY_CHANCE = 8, 0.9, 1e-3
 
 
 def ends_in(text: str, truth: str) -> bool:
@@ -288,6 +291,19 @@ def _mixed_truths(looked: list[_Answered]) -> Finding | None:
     )
 
 
+def _by_chance(looked: list[_Answered]) -> float:
+    """How often an answer ends in the truth of some other row of its step that has another."""
+    each = [np.mean([ends_in(text, other.strip()) for other in one.truths if other != own] or [False])
+            for one in looked for text, own in zip(one.texts, one.truths, strict=True)]  # fmt: skip
+    return float(np.mean(each)) if each else 0.0
+
+
+def _as_often(share_: float, total: int, chance: float) -> float:
+    """How probable it is that so many of all and more come about by chance."""
+    return sum(math.comb(total, k) * chance**k * (1 - chance) ** (total - k)
+               for k in range(math.ceil(share_ * total - 1e-9), total + 1)) if total < 1000 else 0.0  # fmt: skip
+
+
 def _others_truths(looked: list[_Answered]) -> Finding | None:
     """Answers that end in the ground truths of another prompt's rows, as many rows away in all, from some step on."""
     size = looked[0].group
@@ -314,6 +330,8 @@ def _others_truths(looked: list[_Answered]) -> Finding | None:
     # Of a few truths that come again and again, the neighbour's may be the answer by chance.
     many = len(set(truths)) * max(size, 1) >= 0.5 * len(truths)
     if best < (OFTEN if many else OTHERS) or right > 0.5 * best * total:
+        return None
+    if _as_often(best, total, _by_chance(since)) > BY_CHANCE:
         return None
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'after' if by > 0 else 'before'}"
     return error(
@@ -375,6 +393,45 @@ def _paid_wrong(looked: list[_Answered], low: float) -> Finding | None:
         "text will do), or several answers are right: the policy learns what it accepts, not the answer",
         next_step="call the reward function by hand on one of these texts",
         steps=sorted({one.batch.step for one, _ in wrong if one.batch.step is not None}),
+    )
+
+
+def _in_another_order(looked: list[_Answered]) -> Finding | None:
+    """As many rewards of a right answer in each step as there are right answers, and not on these."""
+    every = np.concatenate([one.reward_B for one in looked])
+    middle = (float(every.min()) + float(every.max())) / 2
+    first: tuple[_Answered, int] | None = None
+    unpaid = paid = alike = 0
+    chance = 1.0
+    steps: list[_Answered] = []
+    for one in looked:
+        high_B = one.reward_B > middle
+        lost_B, won_B = one.right_B & ~high_B, ~one.right_B & high_B
+        if not (lost_B | won_B).any():
+            continue
+        steps.append(one)
+        first = first or ((one, int(lost_B.argmax())) if lost_B.any() else None)
+        unpaid += int(lost_B.sum())
+        # A wrong answer holds its truth nowhere: what does may be right by another reading.
+        paid += sum(one.truths[at].strip() not in one.texts[at] for at in np.flatnonzero(won_B))
+        count = int(lost_B.sum())
+        if count == int(won_B.sum()):
+            alike += 1
+            chance *= math.comb(2 * count, count) / 4**count
+    if first is None or min(unpaid, paid) < EACH_WAY or alike < BALANCED * len(steps) or chance > BY_CHANCE:
+        return None
+    one, at = first
+    return error(
+        f"rewards belong to other samples of their step: {unpaid} right answers have that of a wrong one, and {paid} "
+        "wrong ones that of a right one, as texts and ground truths tell",
+        one.batch.laid.where(one.batch.columns.reward_name, sample=at),
+        shown("end of the first right answer that is not paid", one.texts[at][-40:], one.truths[at].strip()[:40]),
+        shown("its reward", float(one.reward_B[at]), f"> {middle:g}"),
+        shown("steps with as many paid as there are right answers, of those that differ", share(alike, len(steps))),
+        cause="rewards came back in the order in which they were done (as_completed, a pool, an unordered gather), or "
+        "were sorted or shuffled after they were computed, and were put to samples by position",
+        next_step="give every reward the id of its sample, and put it there by that; score one of these texts by hand",
+        steps=[each.batch.step for each in steps if each.batch.step is not None],
     )
 
 
@@ -462,6 +519,10 @@ def of_the_answers(case: Case) -> Finding | None:
     there are as many truths as groups); where rows of one prompt have different truths, which other prompts have, too;
     and where a reward for right answers (accuracy, correctness) is 0 for all.
 
+    An error, too, where right answers have rewards in the lower half of all and answers that hold their truth nowhere
+    in the upper one (8 and more of each), and in .9 of the steps that have such there are as many of either: the
+    rewards are those of the step, in another order. A judge that errs, a format that is paid for, do not balance so.
+
     Where a reward for right answers of two values is recorded beside the score, texts or not: an error where the score
     is high just where that of the row (or group) before or after is, in .97 of all and less than .85 by its own; and
     where it is high just where its own is low.
@@ -486,7 +547,9 @@ def of_the_answers(case: Case) -> Finding | None:
             continue  # what is called the answer is the response
         looked.append(_Answered(batch, texts, truths, reward_B, right_B, for_right_answers(batch)))
     total, right = sum(len(one.texts) for one in looked), sum(int(one.right_B.sum()) for one in looked)
-    if total >= FEWEST and (found := _mixed_truths(looked) or _others_truths(looked)) is not None:
+    # Where rewards are those of the step in another order, truths are the answers' own.
+    moved = _in_another_order(looked) if looked and right else None
+    if total >= FEWEST and (found := _mixed_truths(looked) or (None if moved else _others_truths(looked))) is not None:
         return found
     if total < FEWEST or right < max(RIGHT, SOME * total):
         raise Skip(f"needs texts, ground truths and scores of {FEWEST} samples, some of which end in the truth")
@@ -519,7 +582,7 @@ def of_the_answers(case: Case) -> Finding | None:
     group = looked[0].group
     by = max((1, -1, 2, -2, *((group, -group) if group > 1 else ())), key=agreement)
     if own >= OWN or agreement(by) < OTHER:
-        return _paid_wrong(looked, low) or (None if own >= OWN else _by_truth(looked, low))
+        return moved or _paid_wrong(looked, low) or (None if own >= OWN else _by_truth(looked, low))
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
     return error(
         f"scores belong to other samples: they are those of the answers {rows}, as texts and ground truths tell",
