@@ -484,6 +484,12 @@ def _sampled_rows(batch: StepBatch) -> tuple[str, list[Array]] | None:
     return None
 
 
+def _is_part(a: Array, b: Array) -> bool:
+    """Whether one of two rows stands in the other as a whole."""
+    short, long = (a, b) if len(a) <= len(b) else (b, a)
+    return any(np.array_equal(long[at : at + len(short)], short) for at in np.flatnonzero(long == short[0]))
+
+
 def _sampled_rows_beside(batch: StepBatch) -> list[Finding] | None:
     """What rows of sampled ids say of the responses that are trained on; None where none are recorded, or they do not
     lie as the responses do.
@@ -495,8 +501,10 @@ def _sampled_rows_beside(batch: StepBatch) -> list[Finding] | None:
     name, rows = told
     own = [tokens_N[span][response_N[span]] for span in batch.flat.spans]
     apart = [np.flatnonzero(a[: len(b)] != b[: len(a)]) for a, b in zip(own, rows, strict=True)]
-    off = [row for row, each in enumerate(apart) if each.size]
-    if len(own) - len(off) < max(2, IN_ORDER * len(own)):
+    # What lies in the other as a whole is the same: behind a prompt, or without what an answer is made to begin with.
+    off = [row for row, each in enumerate(apart) if each.size and not _is_part(own[row], rows[row])]
+    same = sum(min(len(a), len(b)) > 0 for a, b in zip(own, rows, strict=True)) - len(off)
+    if same < max(2, IN_ORDER * len(own)):
         return None
     if not off:
         return []

@@ -34,16 +34,24 @@ def _padded(rows: list[list[Any]], width: int) -> Any:
 
 
 def _told(folder: Path, *, again: bool, name: str = "sampled_token_ids", lengths: bool = True, ended: bool = False,
-          tool_in_mask: bool = False) -> Diagnosis:  # fmt: skip
-    """ended: an end token is appended to what is trained on, which the record of the samples lacks."""
+          tool_in_mask: bool = False, begun: bool = False) -> Diagnosis:  # fmt: skip
+    """ended: an end token is appended to what is trained on, which the record of the samples lacks; begun: every third
+    answer is made to begin with two tokens, which are in that record and do not count.
+    """
     draw = np.random.default_rng(1)
     with Recorder(folder) as recorder:
         for step in range(3):
             ids, sampled, masks, rollout, old = [], [], [], [], []
             for _ in range(20):
                 first, second = ([int(one) for one in draw.integers(20, 26, int(draw.integers(3, 7)))] for _ in "ab")
-                answer = [*first, *TOOL, *second, *([] if ended else [END])]
-                mask = [1] * len(first) + [int(tool_in_mask)] * len(TOOL) + [1] * (len(second) + (not ended))
+                is_begun = begun and len(ids) % 3 == 0
+                answer = [*([30, 31] * is_begun), *first, *TOOL, *second, *([] if ended else [END])]
+                mask = (
+                    [0] * 2 * is_begun
+                    + [1] * len(first)
+                    + [int(tool_in_mask)] * len(TOOL)
+                    + [1] * (len(second) + (not ended))
+                )
                 logs = [0.0 if token in TOOL else float(-draw.gamma(2.0)) for token in answer]
                 sampled.append(answer)
                 theirs, kept = _encoded_again(answer, mask) if again else (answer, mask)
@@ -84,7 +92,9 @@ def test_answers_that_were_encoded_again(name: str, lengths: bool, tmp_path: Pat
     assert beside is None or beside.downstream_of == "D27"
 
 
-@pytest.mark.parametrize("how", [{}, {"lengths": False}, {"ended": True}, {"name": "completion_ids", "lengths": False}])
+@pytest.mark.parametrize(
+    "how", [{}, {"lengths": False}, {"ended": True}, {"begun": True}, {"name": "completion_ids", "lengths": False}]
+)
 def test_answers_that_are_trained_on_as_sampled(how: dict[str, Any], tmp_path: Path) -> None:
     assert of(_told(tmp_path / "d", again=False, **how), "D27") is None
 
