@@ -183,9 +183,8 @@ _APART = regex(r"(?:^|[\s(\[{\"'`*$:=>#|\u2192\uff1a])$")
 _PLAIN, _WORD = regex(r"(\d+|[A-Za-z])$"), regex(r"\d+|[A-Za-z]+")
 #: Wrong answers that are paid in full, how many (and which share of all that are) before they are no slips of reading.
 LENIENT = 8
-#: Contradictions of each kind before rewards are in another order; in how many of the steps that have any there have to
-#: be as many of either kind, and what chance may come to that a judge's slips balance as often.
-EACH_WAY, BALANCED, BY_CHANCE = 8, 0.9, 1e-3
+#: What chance may come to that so many answers end in another row's truth.
+BY_CHANCE = 1e-3
 
 
 def ends_in(text: str, truth: str) -> bool:
@@ -396,45 +395,6 @@ def _paid_wrong(looked: list[_Answered], low: float) -> Finding | None:
     )
 
 
-def _in_another_order(looked: list[_Answered]) -> Finding | None:
-    """As many rewards of a right answer in each step as there are right answers, and not on these."""
-    every = np.concatenate([one.reward_B for one in looked])
-    middle = (float(every.min()) + float(every.max())) / 2
-    first: tuple[_Answered, int] | None = None
-    unpaid = paid = alike = 0
-    chance = 1.0
-    steps: list[_Answered] = []
-    for one in looked:
-        high_B = one.reward_B > middle
-        lost_B, won_B = one.right_B & ~high_B, ~one.right_B & high_B
-        if not (lost_B | won_B).any():
-            continue
-        steps.append(one)
-        first = first or ((one, int(lost_B.argmax())) if lost_B.any() else None)
-        unpaid += int(lost_B.sum())
-        # A wrong answer holds its truth nowhere: what does may be right by another reading.
-        paid += sum(one.truths[at].strip() not in one.texts[at] for at in np.flatnonzero(won_B))
-        count = int(lost_B.sum())
-        if count == int(won_B.sum()):
-            alike += 1
-            chance *= math.comb(2 * count, count) / 4**count
-    if first is None or min(unpaid, paid) < EACH_WAY or alike < BALANCED * len(steps) or chance > BY_CHANCE:
-        return None
-    one, at = first
-    return error(
-        f"rewards belong to other samples of their step: {unpaid} right answers have that of a wrong one, and {paid} "
-        "wrong ones that of a right one, as texts and ground truths tell",
-        one.batch.laid.where(one.batch.columns.reward_name, sample=at),
-        shown("end of the first right answer that is not paid", one.texts[at][-40:], one.truths[at].strip()[:40]),
-        shown("its reward", float(one.reward_B[at]), f"> {middle:g}"),
-        shown("steps with as many paid as there are right answers, of those that differ", share(alike, len(steps))),
-        cause="rewards came back in the order in which they were done (as_completed, a pool, an unordered gather), or "
-        "were sorted or shuffled after they were computed, and were put to samples by position",
-        next_step="give every reward the id of its sample, and put it there by that; score one of these texts by hand",
-        steps=[each.batch.step for each in steps if each.batch.step is not None],
-    )
-
-
 def _paid_by_prompt(looked: list[_Answered], high: float) -> Finding | None:
     """Answers without the truth that are paid in full where it stands in their prompt, and there alone."""
     paid: dict[bool, list[bool]] = {True: [], False: []}
@@ -519,10 +479,6 @@ def of_the_answers(case: Case) -> Finding | None:
     there are as many truths as groups); where rows of one prompt have different truths, which other prompts have, too;
     and where a reward for right answers (accuracy, correctness) is 0 for all.
 
-    An error, too, where right answers have rewards in the lower half of all and answers that hold their truth nowhere
-    in the upper one (8 and more of each), and in .9 of the steps that have such there are as many of either: the
-    rewards are those of the step, in another order. A judge that errs, a format that is paid for, do not balance so.
-
     Where a reward for right answers of two values is recorded beside the score, texts or not: an error where the score
     is high just where that of the row (or group) before or after is, in .97 of all and less than .85 by its own; and
     where it is high just where its own is low.
@@ -547,9 +503,7 @@ def of_the_answers(case: Case) -> Finding | None:
             continue  # what is called the answer is the response
         looked.append(_Answered(batch, texts, truths, reward_B, right_B, for_right_answers(batch)))
     total, right = sum(len(one.texts) for one in looked), sum(int(one.right_B.sum()) for one in looked)
-    # Where rewards are those of the step in another order, truths are the answers' own.
-    moved = _in_another_order(looked) if looked and right else None
-    if total >= FEWEST and (found := _mixed_truths(looked) or (None if moved else _others_truths(looked))) is not None:
+    if total >= FEWEST and (found := _mixed_truths(looked) or _others_truths(looked)) is not None:
         return found
     if total < FEWEST or right < max(RIGHT, SOME * total):
         raise Skip(f"needs texts, ground truths and scores of {FEWEST} samples, some of which end in the truth")
@@ -582,7 +536,7 @@ def of_the_answers(case: Case) -> Finding | None:
     group = looked[0].group
     by = max((1, -1, 2, -2, *((group, -group) if group > 1 else ())), key=agreement)
     if own >= OWN or agreement(by) < OTHER:
-        return moved or _paid_wrong(looked, low) or (None if own >= OWN else _by_truth(looked, low))
+        return _paid_wrong(looked, low) or (None if own >= OWN else _by_truth(looked, low))
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
     return error(
         f"scores belong to other samples: they are those of the answers {rows}, as texts and ground truths tell",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replay_core.diagnose.finding import Finding
-from tests.replay_core.diagnose.batches import look, of
+from tests.replay_core.diagnose.batches import causes, look
 
 FORMS = ("{}#{}<eos>", "{} #### {}<|im_end|>", "{} so \\boxed{{{}}}", "{}<answer>{}</answer></s>")
 
@@ -45,23 +45,22 @@ def _step(form: str, step: int, how: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _found(folder: Path, form: str, how: str) -> Finding | None:
+def _found(folder: Path, form: str, how: str) -> list[Finding]:
     folder.mkdir()
     for step in range(8):
         lines = (json.dumps(row) + "\n" for row in _step(form, step, how))
         (folder / f"{step + 1}.jsonl").write_text("".join(lines))
-    return of(look(folder, "D100"), "D100")
+    return causes(look(folder, "D100", "D123"))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rewards_in_the_order_in_which_they_were_done(form: str, tmp_path: Path) -> None:
-    found = _found(tmp_path / "d", form, "done")
-    assert found is not None
-    assert found.severity == "error"
-    assert found.claim.startswith("rewards belong to other samples of their step")
+    (found,) = _found(tmp_path / "d", form, "done")
+    assert (found.id, found.severity) == ("D123", "error")
+    assert found.claim.startswith("scores lie on other rows of their step")
 
 
 @pytest.mark.parametrize("how", ["right", "format", "partial", "judge", "strict"])
 @pytest.mark.parametrize("form", FORMS)
 def test_rewards_that_are_their_samples_own(form: str, how: str, tmp_path: Path) -> None:
-    assert _found(tmp_path / "d", form, how) is None
+    assert _found(tmp_path / "d", form, how) == []
