@@ -411,6 +411,11 @@ WORDS: dict[str, Callable[[StepBatch], bool]] = {
 }
 
 
+def passes(batch: StepBatch) -> int:
+    """How often each sample stands in a batch of all epochs; 1 where they do not stand equally often."""
+    return len(batch) // len(batch.once) if len(batch) else 1
+
+
 def mask_name(batch: StepBatch) -> str:
     """Which mask says what counts in the loss."""
     return "loss_mask" if batch.columns.of("loss_mask") else "response_mask"

@@ -126,9 +126,16 @@ def _is_proof(one: Finding) -> bool:
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
-    """One finding per id and link: the worst one, with the steps that show it as badly."""
+    """One finding per id and link: the worst one, with the steps that show it as badly. Of what only names a formula
+    that agrees, that of most steps: another may agree in a few of them by chance.
+    """
     kept: dict[tuple[str, str], Finding] = {}
+    named: dict[tuple[str, str], dict[str, tuple[int, Finding]]] = {}
     for one in found:
+        if one.severity == "info" and one.cause.endswith(FINE):
+            each = named.setdefault((one.id, one.link), {})
+            count, first = each.get(one.claim, (0, one))
+            each[one.claim] = count + max(len(one.steps), 1), first
         before = kept.setdefault((one.id, one.link), one)
         worse = one if _is_worse(one, before) else before
         # An info of step 3 is no warning of step 3.
@@ -137,6 +144,10 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
         # A log shows steps that no samples were looked at in: more than all there are is no count of them.
         looked = 0 if len(steps) > looked else looked
         kept[one.id, one.link] = replace(worse, steps=tuple(sorted(steps)), looked=looked)
+    for key, claims in named.items():
+        if kept[key].severity == "info" and kept[key].cause.endswith(FINE):
+            most = max(claims.values(), key=lambda each: each[0])[1]
+            kept[key] = replace(most, steps=kept[key].steps, looked=kept[key].looked)
     return list(kept.values())
 
 

@@ -16,7 +16,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import largest_norm
 from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import (
     StepTold,
@@ -693,6 +693,8 @@ def never_zeroed(case: Case) -> Finding | None:
     So are those of all updates, where none goes over samples again: scaled back to what they were before clipping, each
     holds the one before as it was left .75 to 1.5 times (median cosine over 0.7), the rest of two in a row is as little
     taken back, and their median norm is 1.2 times the first's. Not where steps have the samples of the step before.
+    An error, too, where rows of an embedding with a head of its own are those of the update before, up to one factor of
+    at most 1, for tokens that do not occur in the mini-batch (in 2 updates and more): such a row has a gradient of 0.
     """
     found: dict[int | None, tuple[Record, list[TensorRef]]] = {}
     updates: list[tuple[Record, list[TensorRef]]] = []
@@ -704,6 +706,8 @@ def never_zeroed(case: Case) -> Finding | None:
         if refs:
             found[key.step] = record, refs
             updates.append((record, refs))
+    if (held := _rows_left_over(case, updates)) is not None:
+        return held
     if len(found) <= PAIRS < len(updates):
         return _carried_along(case, updates)
     skip_if(len(found) <= PAIRS, f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
@@ -748,6 +752,90 @@ _ZERO = "call optimizer.zero_grad() before the first backward of every optimizer
 #: How many times an update's gradient holds the one before, along that, where it was added to it: once, and what the
 #: batches have in common.
 ONCE = (0.75, 1.5)
+
+
+#: An embedding of tokens, and a head of its own: where the two are one, every token has a gradient.
+_EMBEDDING = regex(r"(?:embed_tokens|tok_embeddings|word_embeddings|wte|embed_in)\.weight$")
+_HEAD = regex(r"(?:lm_head|embed_out|output_layer|output)\.weight$")
+#: Updates whose embedding tells before it is no accident, and how nearly rows are those of the update before.
+LEFT_OVER, SAME_ROWS = 2, 1e-4
+
+
+def _rows_left_over(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -> Finding | None:
+    """Rows of the embedding's gradient of tokens that are not in their mini-batch, and that the one before left."""
+    if len(updates) <= LEFT_OVER or not any(_HEAD.search(ref.name) for ref in updates[0][1]):
+        return None
+    ids: dict[int | None, list[tuple[int | None, Array]]] = {}
+    weights: dict[tuple[int | None, int | None], TensorRef] = {}
+    for record in case.records():
+        key = record.key
+        for ref in record.tensors():
+            if key.stage == "forward_data" and key.role != "critic" and ref.canonical == "input_ids":
+                if ref.is_readable:
+                    ids.setdefault(key.step, []).append((key.micro, np.unique(pages.array(ref))))
+            elif key.stage == "param" and not key.rank and key.role != "critic" and _EMBEDDING.search(ref.name):
+                weights[key.step, key.micro] = ref
+    told: list[tuple[Record, TensorRef, list[int], float]] = []
+    looked = 0
+    before: tuple[Record, TensorRef, Array] | None = None
+    for record, refs in updates:
+        key = record.key
+        embedding = next((each for each in refs if _EMBEDDING.search(each.name)), None)
+        if embedding is None:
+            before = None
+            continue
+        now_VD = pages.array(embedding).astype(np.float64)
+        last, before = before, (record, embedding, now_VD)
+        if last is None or last[2].shape != now_VD.shape or _is_one_update(last[0], record, weights):
+            continue
+        begin = last[0].key.micro if last[0].key.step == key.step else None
+        here = [
+            each
+            for micro, each in ids.get(key.step, ())
+            if micro is None or key.micro is None or (micro <= key.micro and (begin is None or micro > begin))
+        ]
+        if not here:
+            continue
+        absent_V: Array = np.any(last[2] != 0, axis=1)
+        present = np.concatenate(here)
+        absent_V[present[(present >= 0) & (present < len(absent_V))].astype(np.int64)] = False
+        if not absent_V.any():
+            continue
+        looked += 1
+        left, own = last[2][absent_V].reshape(-1), now_VD[absent_V].reshape(-1)
+        by = float(left @ own) / float(left @ left)
+        if 0 < by <= 1 + SAME_ROWS and float(np.linalg.norm(own - by * left)) <= SAME_ROWS * float(np.linalg.norm(own)):
+            told.append((record, embedding, np.flatnonzero(absent_V).tolist(), by))
+    if len(told) < LEFT_OVER:
+        return None
+    record, where, tokens, by = told[0]
+    key = record.key
+    return error(
+        "gradients of an update hold those of the update before: they are not zeroed between the two (zero_grad is not "
+        "called)",
+        Where(step=key.step, micro=key.micro, stage=key.stage, tensor=where.name, path=str(record.path)),
+        shown("updates in which tokens that do not occur have the gradient of the update before", len(told), "0"),
+        shown("updates that tell", looked),
+        shown("first: such tokens", listed(tokens, 6)),
+        shown("first: how many times the gradient before it holds", by, "0"),
+        cause="a token that is not in the mini-batch gives its row of the embedding no gradient: what stands there was "
+        "left by the backward before. zero_grad() is called once a step, and not before each mini-batch's first "
+        "backward, or not at all",
+        next_step=_ZERO,
+        steps=sorted({each.key.step for each, *_ in told if each.key.step is not None}),
+    )
+
+
+def _is_one_update(before: Record, now: Record, weights: dict[tuple[int | None, int | None], TensorRef]) -> bool:
+    """Whether no optimizer step lies between the two, as far as their keys, or recorded weights, tell."""
+    a, b = before.key, now.key
+    if a.step == b.step and ((a.epoch, a.minibatch) == (b.epoch, b.minibatch) or b.minibatch is None):
+        return True
+    held = [weights.get((each.step, each.micro)) for each in (a, b)]
+    first, second = held
+    if first is None or second is None or not (first.is_readable and second.is_readable):
+        return False
+    return bool(np.array_equal(pages.array(first), pages.array(second)))
 
 
 def _carried_along(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -> Finding | None:

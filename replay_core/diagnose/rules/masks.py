@@ -9,7 +9,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.advantage_variants import made_with_all
-from replay_core.diagnose.batch import StepBatch, mask_name
+from replay_core.diagnose.batch import StepBatch, mask_name, passes
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
@@ -880,6 +880,7 @@ def _ends_before(batch: StepBatch, trained_N: Array, samples: Array, after: int)
 
 
 def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:
+    count //= passes(batch)  # every epoch holds the same responses
     return error(
         f"the end token (EOS, {eos}) is in {count} responses and in the loss of none: the policy never learns to stop",
         place,

@@ -178,11 +178,13 @@ OTHERS, OFTEN, TRUTHS = 0.5, 0.2, 3
 #: Of responses, how many have to end with a token of the policy's own.
 MOSTLY = 0.9
 _MARKS = regex(r"(?:<[^<>]{1,20}>|\s|[.,;:!?\"'`*$)\]}])+$")
-_APART = regex(r"(?:^|[\s(\[{\"'`*$:=>])$")
+_APART = regex(r"(?:^|[\s(\[{\"'`*$:=>#|\u2192\uff1a])$")
 #: An answer that is one number or one letter: of those, another is surely another answer. And the words of a text.
 _PLAIN, _WORD = regex(r"(\d+|[A-Za-z])$"), regex(r"\d+|[A-Za-z]+")
 #: Wrong answers that are paid in full, how many (and which share of all that are) before they are no slips of reading.
 LENIENT = 8
+#: What chance may come to that so many answers end in another row's truth.
+BY_CHANCE = 1e-3
 
 
 def ends_in(text: str, truth: str) -> bool:
@@ -288,6 +290,19 @@ def _mixed_truths(looked: list[_Answered]) -> Finding | None:
     )
 
 
+def _by_chance(looked: list[_Answered]) -> float:
+    """How often an answer ends in the truth of some other row of its step that has another."""
+    each = [np.mean([ends_in(text, other.strip()) for other in one.truths if other != own] or [False])
+            for one in looked for text, own in zip(one.texts, one.truths, strict=True)]  # fmt: skip
+    return float(np.mean(each)) if each else 0.0
+
+
+def _as_often(share_: float, total: int, chance: float) -> float:
+    """How probable it is that so many of all and more come about by chance."""
+    return sum(math.comb(total, k) * chance**k * (1 - chance) ** (total - k)
+               for k in range(math.ceil(share_ * total - 1e-9), total + 1)) if total < 1000 else 0.0  # fmt: skip
+
+
 def _others_truths(looked: list[_Answered]) -> Finding | None:
     """Answers that end in the ground truths of another prompt's rows, as many rows away in all, from some step on."""
     size = looked[0].group
@@ -314,6 +329,8 @@ def _others_truths(looked: list[_Answered]) -> Finding | None:
     # Of a few truths that come again and again, the neighbour's may be the answer by chance.
     many = len(set(truths)) * max(size, 1) >= 0.5 * len(truths)
     if best < (OFTEN if many else OTHERS) or right > 0.5 * best * total:
+        return None
+    if _as_often(best, total, _by_chance(since)) > BY_CHANCE:
         return None
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'after' if by > 0 else 'before'}"
     return error(

@@ -16,7 +16,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.earlier import grown_lengths, noisy_policy
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit
-from replay_core.diagnose.finding import Evidence, Finding, error, finding, share, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.resting import rests
@@ -365,7 +365,7 @@ def _ends_in(batch: StepBatch, response_N: Array, token: int) -> bool:
 
 
 @rule("D27", "trained tokens are not the sampled ones", link="tokens", scope="batch", needs=("tokens",),
-      explains=("D09", "D12", "D14", "D39"), lasts=True,
+      explains=("D09", "D12", "D14", "D39", "D41"), lasts=True,
       source="trl#5224, rllm#272, ms-swift#10012, verl#6719")  # fmt: skip
 def retokenised(batch: StepBatch) -> Iterator[Finding]:
     """The same samples with other token ids in the rollout's records than in the trainer's: text went out, was decoded,
@@ -373,9 +373,10 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
     as many samples, and half of them and more are equal to the token (an eighth where rows are in one order, and those
     that differ have equal prompts). Any mismatch is an error: such records do not join, and what compares rollout and
     trainer cannot look. Or the ids that the engine sampled are recorded beside those that are trained on, and differ
-    inside a response: an error, too.
+    inside a response: an error, too, token by token, or row by row where an eighth of the rows and more are equal (what
+    is cut off or appended is no difference).
     """
-    beside = _sampled_beside(batch)
+    beside = _sampled_beside(batch) or _sampled_rows_beside(batch.once)
     if beside is not None:
         yield from beside
         return
@@ -417,6 +418,8 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
     skip_if(not looked and len(batch.columns.sheets) < 2, "the step holds no second record of the same samples")
 
 
+#: How far engine and trainer part where they speak of other tokens.
+PARTED = 0.05
 #: Under which names what the engine sampled stands beside what is trained on.
 _SAMPLED = (
     "rollout_input_ids", "rollout_token_ids", "sampled_input_ids",
@@ -450,6 +453,83 @@ def _sampled_beside(batch: StepBatch) -> list[Finding] | None:
             cause="re-tokenised: responses are decoded to text and encoded again between engine and trainer, into "
             "other tokens than were sampled; log-probabilities of the engine are then of other tokens. Train on the "
             "engine's own ids",
+            next_step=batch.laid.mismatch_command(),
+        )
+    ]
+
+
+#: Under which names the engine's answers stand as rows of their own, padded on the right.
+_ANSWERS = ("completion_ids", "completion_token_ids", "response_ids", "response_token_ids", "responses")
+
+
+def _sampled_rows(batch: StepBatch) -> tuple[str, list[Array]] | None:
+    """What the engine sampled, a row for each sample without the padding, and under which name it is recorded."""
+    for sheet, places in batch.columns.sheets:
+        for name in (*_SAMPLED, *_ANSWERS):
+            refs = sheet.refs(name)
+            if not refs or any(ref.is_text or len(ref.shape) != 2 for ref in refs):
+                continue
+            at = [sheet.index[place] for place in places if place is not None]
+            if len(at) < len(batch) or any(
+                ref.shape[0] != len(part) for ref, part in zip(refs, sheet.parts, strict=True)
+            ):
+                continue
+            grids = [pages.array(ref) for ref in refs]
+            rows = [np.asarray(grids[part][row]) for part, row in at]
+            sizes_B = batch.columns.per_sample("sampled_lengths", "sampled_length", "completion_lengths")
+            if sizes_B is not None:
+                return name, [row[: int(size)] for row, size in zip(rows, sizes_B, strict=True)]
+            pad = 0 if batch.pad_id is None else batch.pad_id
+            return name, [row[: int(np.flatnonzero(row != pad).max(initial=-1)) + 1] for row in rows]
+    return None
+
+
+def _is_part(a: Array, b: Array) -> bool:
+    """Whether one of two rows stands in the other as a whole."""
+    short, long = (a, b) if len(a) <= len(b) else (b, a)
+    return any(np.array_equal(long[at : at + len(short)], short) for at in np.flatnonzero(long == short[0]))
+
+
+def _sampled_rows_beside(batch: StepBatch) -> list[Finding] | None:
+    """What rows of sampled ids say of the responses that are trained on; None where none are recorded, or they do not
+    lie as the responses do.
+    """
+    told = _sampled_rows(batch)
+    tokens_N, response_N = batch.tokens_N, batch.response_N
+    if told is None or tokens_N is None or response_N is None:
+        return None
+    name, rows = told
+    own = [tokens_N[span][response_N[span]] for span in batch.flat.spans]
+    apart = [np.flatnonzero(a[: len(b)] != b[: len(a)]) for a, b in zip(own, rows, strict=True)]
+    # What lies in the other as a whole is the same: behind a prompt, or without what an answer is made to begin with.
+    off = [row for row, each in enumerate(apart) if each.size and not _is_part(own[row], rows[row])]
+    same = sum(min(len(a), len(b)) > 0 for a, b in zip(own, rows, strict=True)) - len(off)
+    if same < max(2, IN_ORDER * len(own)):
+        return None
+    if not off:
+        return []
+    row, at = off[0], int(apart[off[0]][0])
+    evidence = [
+        shown(f"rows of {name} that differ", share(len(off), len(own)), "none"),
+        shown("first: sampled", listed(rows[row][at : at + 4].tolist(), 4)),
+        shown("first: trained on", listed(own[row][at : at + 4].tolist(), 4)),
+    ]
+    rollout, trainer = batch.columns.of("rollout_logprobs"), batch.trainer
+    if rollout is not None and trainer is not None:
+        both_N = batch.pair(rollout, trainer)
+        far_N = both_N & (np.abs(np.where(both_N, rollout.values_N - trainer.values_N, 0.0)) > PARTED)
+        far = np.flatnonzero(batch.flat.count(far_N))
+        evidence.append(shown(f"rows in which engine and trainer part by {PARTED:g} nats, of those that differ",
+                              share(len(set(far.tolist()) & set(off)), len(off))))  # fmt: skip
+        evidence.append(shown("of the others", share(len(set(far.tolist()) - set(off)), len(own) - len(off))))
+    return [
+        error(
+            f"the token ids trained on are not those that were sampled, in {share(len(off), len(own))} responses",
+            batch.laid.where("input_ids", sample=row),
+            *evidence,
+            cause="re-tokenised: responses are decoded to text and encoded again between engine and trainer, into "
+            "other tokens than were sampled; the engine's log-probabilities and the mask are then of other tokens, and "
+            "behind the first that differs in length they lie at another place. Train on the engine's own ids",
             next_step=batch.laid.mismatch_command(),
         )
     ]

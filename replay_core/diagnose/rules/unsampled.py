@@ -6,7 +6,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.algorithm import RESPONSE_LIMITS, stated_number
-from replay_core.diagnose.batch import StepBatch, mask_name
+from replay_core.diagnose.batch import StepBatch, mask_name, passes
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import BOTH
@@ -46,7 +46,9 @@ def never_sampled(batch: StepBatch) -> Finding | None:
         raise Skip("log-probabilities are shifted (D08): what is filled in with 0 lies beside its place")
     at = int(np.flatnonzero(alien_N)[0])
     name = mask_name(batch)
-    holders = int((batch.flat.count(alien_N) > 0).sum())
+    # Every epoch holds the same: a token counts once.
+    times = passes(batch)
+    holders, tokens = int((batch.flat.count(alien_N) > 0).sum()) // times, int(alien_N.sum()) // times
     where, cause = _one_early(batch, alien_N, rollout) or _given(batch, alien_N, both_N)
     whole_B = batch.flat.count(alien_N) == batch.flat.count(both_N)
     if whole_B[batch.flat.count(alien_N) > 0].all():
@@ -54,12 +56,13 @@ def never_sampled(batch: StepBatch) -> Finding | None:
         amid, worse = _amid_others(batch, alien_N), _pushed_down(batch, alien_N)
         return finding(
             "warning" if amid or worse or batch.has("is_weights") else "info",
-            f"{share(holders, len(batch))} responses are of no engine: their rollout log-probabilities are all 0",
+            f"{share(holders, len(batch) // times)} responses are of no engine: their rollout log-probabilities are "
+            "all 0",
             batch.laid.where("rollout_logprobs", at=at),
-            shown("tokens of them", int(alien_N.sum()), None, rollout.source),
+            shown("tokens of them", tokens, None, rollout.source),
             shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
-            shown("of them beside sampled answers to their prompt", share(amid, holders)),
-            shown("of them with a negative advantage", share(worse, holders), "none of a demonstration"),
+            shown("of them beside sampled answers to their prompt", share(amid // times, holders)),
+            shown("of them with a negative advantage", share(worse // times, holders), "none of a demonstration"),
             cause="the engine's numbers of these samples are missing and were filled with 0, or rows of tool output "
             "are in the loss: a demonstration is nothing to be pushed away from"
             if worse
@@ -67,10 +70,10 @@ def never_sampled(batch: StepBatch) -> Finding | None:
             "numbers of these samples are missing and were filled with 0",
         )
     return error(
-        f"{int(alien_N.sum())} tokens are in the loss that no engine sampled{where}",
+        f"{tokens} tokens are in the loss that no engine sampled{where}",
         batch.laid.where(name, at=at),
         shown("share of counted tokens", float(alien_N.sum() / both_N.sum()), "< 0.001", rollout.source),
-        shown("samples that hold them", share(holders, len(batch))),
+        shown("samples that hold them", share(holders, len(batch) // times)),
         shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
         cause=cause,
     )
@@ -178,6 +181,11 @@ def _pushed_down(batch: StepBatch, alien_N: Array) -> int:
     return 0 if advantage_B is None else int((advantage_B[batch.flat.count(alien_N) > 0] < 0).sum())
 
 
+def _share(rows: Array, batch: StepBatch) -> str:
+    """How many samples these rows are, each counted once."""
+    return share(len(rows) // passes(batch), len(batch) // passes(batch))
+
+
 def _one_early(batch: StepBatch, alien_N: Array, rollout: Column) -> tuple[str, str] | None:
     """Whether the tokens are the first that count in their rows, whose last sampled ones do not."""
     trained_N = given(batch.trained_N)
@@ -190,7 +198,7 @@ def _one_early(batch: StepBatch, alien_N: Array, rollout: Column) -> tuple[str, 
     if not (rollout.said_N[behind] & (np.nan_to_num(rollout.values_N[behind]) != 0)).all():
         return None
     return (
-        f": in {share(len(holders), len(batch))} rows the mask stands one token too early, with the last token of the "
+        f": in {_share(holders, batch)} rows the mask stands one token too early, with the last token of the "
         "prompt in it and the last sampled one (EOS) out of it",
         "the mask of these rows is made of another prompt length, or shifted as labels are where it is not to be: the "
         "end is never trained, and a token that was given is",
@@ -209,7 +217,7 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
         longest = int(batch.flat.count(counted_N).max())
         full = bool((batch.flat.count(counted_N)[holders] == longest).all())
         return (
-            f": the last of {share(len(holders), len(batch))} responses, which is always {int(ids[0])}",
+            f": the last of {_share(holders, batch)} responses, which is always {int(ids[0])}",
             f"an end token (EOS, {int(ids[0])}) is appended to responses that "
             + ("were cut off at the limit" if full else "did not end by themselves")
             + ", and trained on: the engine never sampled it there. Leave it out of the mask, or do not append it",
@@ -220,8 +228,7 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
     ends_each = all(np.array_equal(one, np.arange(len(one))) for one in each)
     if ends_each and len(holders) >= 2:
         return (
-            ": rollout log-probabilities are exactly 0 on the last tokens of "
-            f"{share(len(holders), len(batch))} responses",
+            f": rollout log-probabilities are exactly 0 on the last tokens of {_share(holders, batch)} responses",
             "the engine's log-probabilities of the last tokens are missing and were filled with 0 (a list that is "
             "shorter than the response, padded with a placeholder; the last chunk of a stream that was not recorded); "
             "or tool output, or an end that was appended, is left in the loss mask: the engine was given these tokens",

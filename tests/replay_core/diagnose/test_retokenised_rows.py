@@ -1,0 +1,107 @@
+"""Answers of two turns around a tool, decoded and encoded again; what was sampled is recorded row by row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay_core.diagnose.finding import Diagnosis
+from replay_core.recorder import Recorder
+from tests.replay_core.diagnose.batches import look, of
+
+PAD, END, TOOL, MERGED = 0, 2, [7, 8, 12, 9], 40
+PROMPT = [1, 11, 3]
+
+
+def _encoded_again(ids: list[int], mask: list[int]) -> tuple[list[int], list[int]]:
+    """20 and 21 beside each other come back as one token."""
+    out: list[int] = []
+    kept: list[int] = []
+    at = 0
+    while at < len(ids):
+        merged = ids[at : at + 2] == [20, 21]
+        out.append(MERGED if merged else ids[at])
+        kept.append(mask[at])
+        at += 1 + merged
+    return out, kept
+
+
+def _padded(rows: list[list[Any]], width: int) -> Any:
+    return np.array([[*row, *[0] * (width - len(row))] for row in rows])
+
+
+def _told(folder: Path, *, again: bool, name: str = "sampled_token_ids", lengths: bool = True, ended: bool = False,
+          tool_in_mask: bool = False, begun: bool = False) -> Diagnosis:  # fmt: skip
+    """ended: an end token is appended to what is trained on, which the record of the samples lacks; begun: every third
+    answer is made to begin with two tokens, which are in that record and do not count.
+    """
+    draw = np.random.default_rng(1)
+    with Recorder(folder) as recorder:
+        for step in range(3):
+            ids, sampled, masks, rollout, old = [], [], [], [], []
+            for _ in range(20):
+                first, second = ([int(one) for one in draw.integers(20, 26, int(draw.integers(3, 7)))] for _ in "ab")
+                is_begun = begun and len(ids) % 3 == 0
+                answer = [*([30, 31] * is_begun), *first, *TOOL, *second, *([] if ended else [END])]
+                mask = (
+                    [0] * 2 * is_begun
+                    + [1] * len(first)
+                    + [int(tool_in_mask)] * len(TOOL)
+                    + [1] * (len(second) + (not ended))
+                )
+                logs = [0.0 if token in TOOL else float(-draw.gamma(2.0)) for token in answer]
+                sampled.append(answer)
+                theirs, kept = _encoded_again(answer, mask) if again else (answer, mask)
+                if ended:
+                    theirs, kept = [*theirs, END], [*kept, 0]
+                ids.append([*PROMPT, *theirs])
+                masks.append([*[0] * (len(PROMPT) - 1), *kept])
+                rollout.append([*[0.0] * (len(PROMPT) - 1), *logs])
+                # The trainer's own, of the tokens that it has.
+                own = logs if theirs[: len(logs)] == answer else [float(-draw.gamma(2.0)) for _ in theirs]
+                own = [value if value else -3.0 for value in own]
+                old.append([*[0.0] * (len(PROMPT) - 1), *own])
+            width = max(len(PROMPT) + len(row) + 1 for row in sampled)
+            ids_BS = _padded(ids, width)
+            more = {"sampled_lengths": np.array([len(row) for row in sampled])} if lengths else {}
+            with recorder.step(step) as record:
+                record("trajectory", {
+                    "input_ids": ids_BS, "attention_mask": (ids_BS != PAD).astype(int),
+                    "response_mask": _padded(masks, width - 1),
+                    name: _padded(sampled, max(map(len, sampled))),
+                    "rollout_log_probs": _padded(rollout, width - 1).astype(np.float32),
+                    "rewards": draw.random(20).astype(np.float32), **more})  # fmt: skip
+                record("old_log_probs", old_log_probs=_padded(old, width - 1).astype(np.float32))
+    return look(folder)
+
+
+@pytest.mark.parametrize(("name", "lengths"), [("sampled_token_ids", True), ("completion_ids", False)])
+def test_answers_that_were_encoded_again(name: str, lengths: bool, tmp_path: Path) -> None:
+    said = _told(tmp_path / "d", again=True, name=name, lengths=lengths)
+    found = of(said, "D27")
+    assert found is not None
+    assert found.severity == "error"
+    assert found.downstream_of is None
+    assert "not those that were sampled" in found.claim
+    first = next(one for one in said.findings if one.severity != "info")
+    assert first.id == "D27"
+    beside = of(said, "D41")
+    assert beside is None or beside.downstream_of == "D27"
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"lengths": False}, {"ended": True}, {"begun": True}, {"name": "completion_ids", "lengths": False}]
+)
+def test_answers_that_are_trained_on_as_sampled(how: dict[str, Any], tmp_path: Path) -> None:
+    assert of(_told(tmp_path / "d", again=False, **how), "D27") is None
+
+
+def test_tool_output_in_the_loss_is_no_other_token(tmp_path: Path) -> None:
+    said = _told(tmp_path / "d", again=False, tool_in_mask=True)
+    assert of(said, "D27") is None
+    found = of(said, "D41")
+    assert found is not None
+    assert found.downstream_of is None
