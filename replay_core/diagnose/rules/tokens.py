@@ -465,7 +465,9 @@ _ANSWERS = ("completion_ids", "completion_token_ids", "response_ids", "response_
 def _sampled_rows(batch: StepBatch) -> tuple[str, list[Array]] | None:
     """What the engine sampled, a row for each sample without the padding, and under which name it is recorded."""
     for sheet, places in batch.columns.sheets:
-        for name in (*_SAMPLED, *_ANSWERS):
+        # Beside prompts they are what the rows are put together of, and no second record.
+        are_parts = any(sheet.refs(each) for each in ("prompt_ids", "prompts"))
+        for name in _SAMPLED if are_parts else (*_SAMPLED, *_ANSWERS):
             refs = sheet.refs(name)
             if not refs or any(ref.is_text or len(ref.shape) != 2 for ref in refs):
                 continue
@@ -485,9 +487,10 @@ def _sampled_rows(batch: StepBatch) -> tuple[str, list[Array]] | None:
 
 
 def _is_part(a: Array, b: Array) -> bool:
-    """Whether one of two rows stands in the other as a whole."""
+    """Whether one of two rows is the other without some of its tokens: those that were encoded anew are others."""
     short, long = (a, b) if len(a) <= len(b) else (b, a)
-    return any(np.array_equal(long[at : at + len(short)], short) for at in np.flatnonzero(long == short[0]))
+    rest = iter(long.tolist())
+    return all(token in rest for token in short.tolist())
 
 
 def _sampled_rows_beside(batch: StepBatch) -> list[Finding] | None:
@@ -501,7 +504,7 @@ def _sampled_rows_beside(batch: StepBatch) -> list[Finding] | None:
     name, rows = told
     own = [tokens_N[span][response_N[span]] for span in batch.flat.spans]
     apart = [np.flatnonzero(a[: len(b)] != b[: len(a)]) for a, b in zip(own, rows, strict=True)]
-    # What lies in the other as a whole is the same: behind a prompt, or without what an answer is made to begin with.
+    # What is the other without some tokens is the same: behind a prompt, without a forced beginning or tool output.
     off = [row for row, each in enumerate(apart) if each.size and not _is_part(own[row], rows[row])]
     same = sum(min(len(a), len(b)) > 0 for a, b in zip(own, rows, strict=True)) - len(off)
     if same < max(2, IN_ORDER * len(own)):

@@ -41,7 +41,7 @@ def _told(folder: Path, *, again: bool, name: str = "sampled_token_ids", lengths
     draw = np.random.default_rng(1)
     with Recorder(folder) as recorder:
         for step in range(3):
-            ids, sampled, masks, rollout, old = [], [], [], [], []
+            ids, sampled, masks, rollout, old = (list[list[Any]]() for _ in range(5))
             for _ in range(20):
                 first, second = ([int(one) for one in draw.integers(20, 26, int(draw.integers(3, 7)))] for _ in "ab")
                 is_begun = begun and len(ids) % 3 == 0
