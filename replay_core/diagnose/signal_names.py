@@ -606,10 +606,10 @@ _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
     r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
-#: Of these, what is worse the more it is: that it falls is no loss.
+#: Of these, what is worse the more it is, by its last part (a data set may have such a name): that it falls is no loss.
 _LESS_IS_BETTER = regex(
-    r"(?i)penalt|hack|repeti|toxic|refus|rejected|incorrect|wrong|unsafe|harmful|invalid|fail|error|violation"
-    r"|(?:^|[/_-])(?:no|gap)(?:[/_-]|$)"
+    r"(?i)(?:penalt|hack|repeti|toxic|refus|rejected|incorrect|wrong|unsafe|harmful|invalid|fail|error|violation"
+    r"|(?:/|_|-)(?:no|gap)(?=[_-]|$))[^/]*(?<!acc)(?<!accuracy)$"
 )
 #: slime names an evaluation by its data set alone, which is told by what it logs beside it: eval/aime, and
 #: eval/aime-truncated_ratio, eval/aime/response_len/mean.

@@ -103,7 +103,8 @@ def test_a_part_of_a_reward_is_no_reward_of_one_role(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("name", "is_told"),
-    [("val/pass@1", True), ("eval/accuracy", True), ("val/reward_hacking_rate", False), ("test/score_gap", False),
+    [("val/pass@1", True), ("eval/accuracy", True), ("test/refusals/accuracy", True),
+     ("val/reward_hacking_rate", False), ("test/score_gap", False),
      ("val/rewards/format_penalty", False), ("val/no_success", False), ("eval_rewards/rejected", False)],
 )  # fmt: skip
 def test_what_is_better_the_less_it_is_is_not_lost(name: str, is_told: bool, tmp_path: Path) -> None:
