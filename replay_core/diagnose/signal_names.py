@@ -592,7 +592,7 @@ _COMPLEMENTS = {
 #: rllm's share of groups whose rewards differ, by role.
 _INFORMATIVE = regex(r"^batch/[\w.@-]+/fractions/effective$")
 #: What a run pays the one role that it has: rllm logs no other reward.
-OF_A_ROLE = regex(r"^reward/[\w.@-]+/mean$")
+OF_A_ROLE = regex(r"^reward/([\w.@-]+)/mean$")
 
 #: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.
 _AVERAGED = regex(r"/(?:avg|mean)$")
@@ -605,6 +605,11 @@ _OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
 _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
     r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc)(?:[/_@-](?!std|max|min|len|loss).*)?$"
+)
+#: Of these, what is worse the more it is, by its last part (a data set may have such a name): that it falls is no loss.
+_LESS_IS_BETTER = regex(
+    r"(?i)(?:penalt|hack|repeti|toxic|refus|rejected|incorrect|wrong|unsafe|harmful|invalid|fail|error|violation"
+    r"|(?:/|_|-)(?:no|gap)(?=[_-]|$))[^/]*(?<!acc)(?<!accuracy)$"
 )
 #: slime names an evaluation by its data set alone, which is told by what it logs beside it: eval/aime, and
 #: eval/aime-truncated_ratio, eval/aime/response_len/mean.
@@ -726,7 +731,9 @@ def named(raw: str, trl: bool = False) -> Name | None:
     if bare != raw and (found := _names().get(bare)) is not None:
         return found
     if _ASIDE.match(raw):
-        return Name("held_out") if _HELD_OUT.match(raw) else Name("held_out_loss") if _HELD_LOSS.match(raw) else None
+        if _HELD_OUT.match(raw):
+            return None if _LESS_IS_BETTER.search(raw) else Name("held_out")
+        return Name("held_out_loss") if _HELD_LOSS.match(raw) else None
     for pattern, signal, framework in _FAMILIES:
         if pattern.match(raw):
             return Name(signal, framework)

@@ -325,7 +325,10 @@ class RunLog(Struct):
     def _take_the_one_role(self) -> None:
         """Take the reward of the one role (or environment) there is for the run's, where the run tells no other."""
         own = [name for signal, name in self._points if signal == "source_reward"]
-        if len(own) == 1 and signal_names.OF_A_ROLE.match(own[0]) and all(s != "reward" for s, _ in self._points):
+        role = signal_names.OF_A_ROLE.match(own[0]) if len(own) == 1 else None
+        # A part of a reward (a format, a penalty) has such a name, too; of a role rllm counts the groups beside it.
+        known = role is not None and any(name.startswith(f"batch/{role[1]}/") for _, name in self._points)
+        if known and all(signal != "reward" for signal, _ in self._points):
             key = "reward", own[0]
             self._names[key] = signal_names.Name("reward", "rllm")
             self._points[key] = self._points.pop(("source_reward", own[0]))

@@ -410,6 +410,8 @@ class _Overshot(Struct, frozen=True):
 
 #: How many times the span of the returns values lie outside of it, in that share of the steps and of the last of them.
 OUTSIDE, MOSTLY, LAST = 1.0, 0.5, 5
+#: Steps of values and returns that tell whether a critic overshoots.
+OVERSHOT_STEPS = 4
 
 
 def is_far_outside(log: RunLog) -> bool:
@@ -428,8 +430,15 @@ def is_far_outside(log: RunLog) -> bool:
     return sum(far) >= MOSTLY * len(far) and sum(far[-LAST:]) >= MOSTLY * LAST
 
 
+def moves_too_far(log: RunLog) -> bool:
+    """Whether the critic overshoots what is returned (D63), and its values lie far outside of that."""
+    rows = together(log.get("value_mean"), log.get("return_mean"))
+    means = [(step, value, due) for step, (value, due) in rows if step is not None]
+    return len(means) >= OVERSHOT_STEPS and _overshot(means) is not None and is_far_outside(log)
+
+
 def _overshot(means: list[tuple[int, float, float]]) -> _Overshot | None:
-    skip_if(len(means) < 4, "needs values and returns of 4 steps")
+    skip_if(len(means) < OVERSHOT_STEPS, f"needs values and returns of {OVERSHOT_STEPS} steps")
     size, first = max(abs(due) for _, _, due in means), abs(means[0][1] - means[0][2])
     bad = [one for one in means[1:] if abs(one[1] - one[2]) > max(OVERSHOT * size, first) and size > 0]
     return _Overshot(bad, len(means), size, first) if len(bad) >= 2 else None

@@ -647,6 +647,12 @@ _WHO_IS_MISSING = (
 )
 
 
+def _are_a_node(ranks: list[int], every: int) -> bool:
+    """Whether these ranks are those of one node of several, whose log may lie elsewhere."""
+    size = len(ranks)
+    return size > 1 and ranks[-1] - ranks[0] == size - 1 and ranks[0] % size == 0 and every % size == 0
+
+
 def _hang(every: list[Told]) -> _Hang | None:
     """What the watchdogs tell: each rank's collective and its number in the rank's queue."""
     ranks: dict[tuple[str, int], list[int]] = {}
@@ -667,13 +673,13 @@ def _hang(every: list[Told]) -> _Hang | None:
     who = _these(sorted({rank for some in ranks.values() for rank in some}))
     if len(ranks) == 1:
         missing = sorted(set(range(max(found, default=0))) - set(found))
-        if missing and 3 * len(missing) <= len(found):
+        if missing and 3 * len(missing) <= len(found) and not _are_a_node(missing, max(found) + 1):
             are = "is the one rank" if len(missing) == 1 else "are the ranks"
             return _Hang(
                 f"{who} waited {longest:.0f} s in {op} (collective {number}), and {_these(missing)} did not join",
                 f"{_these(missing)} {are} below {max(found)} that did not wait: it never came to {op} (it stalled, "
-                "died before, took another path, as a batch it skips, or called another collective); a step that a "
-                "launcher or scheduler cancels behind it is its end, and no cause",
+                "died before, took another path, as a batch it skips, or called another collective), or its log is not "
+                "here; a step that a launcher or scheduler cancels behind it is its end, and no cause",
                 waits,
             )
         return _Hang(

@@ -695,6 +695,7 @@ def never_zeroed(case: Case) -> Finding | None:
     taken back, and their median norm is 1.2 times the first's. Not where steps have the samples of the step before.
     An error, too, where rows of an embedding with a head of its own are those of the update before, up to one factor of
     at most 1, for tokens that do not occur in the mini-batch (in 2 updates and more): such a row has a gradient of 0.
+    Not where some recorded steps go on from the one before and others begin anew: those are parts of one update.
     """
     found: dict[int | None, tuple[Record, list[TensorRef]]] = {}
     updates: list[tuple[Record, list[TensorRef]]] = []
@@ -757,8 +758,9 @@ ONCE = (0.75, 1.5)
 #: An embedding of tokens, and a head of its own: where the two are one, every token has a gradient.
 _EMBEDDING = regex(r"(?:embed_tokens|tok_embeddings|word_embeddings|wte|embed_in)\.weight$")
 _HEAD = regex(r"(?:lm_head|embed_out|output_layer|output)\.weight$")
-#: Updates whose embedding tells before it is no accident, and how nearly rows are those of the update before.
-LEFT_OVER, SAME_ROWS = 2, 1e-4
+#: Updates whose embedding tells before it is no accident, and how nearly rows are those of the update before: as far as
+#: clipping rounds them.
+LEFT_OVER, SAME_ROWS, ROUNDED_ROWS = 2, 1e-4, {"bfloat16": 4e-3, "float16": 1e-3}
 
 
 def _rows_left_over(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -> Finding | None:
@@ -777,6 +779,7 @@ def _rows_left_over(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -
                 weights[key.step, key.micro] = ref
     told: list[tuple[Record, TensorRef, list[int], float]] = []
     looked = 0
+    of_steps: set[bool] = set()  # whether a step's first update holds the one of the step before
     before: tuple[Record, TensorRef, Array] | None = None
     for record, refs in updates:
         key = record.key
@@ -787,6 +790,8 @@ def _rows_left_over(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -
         now_VD = pages.array(embedding).astype(np.float64)
         last, before = before, (record, embedding, now_VD)
         if last is None or last[2].shape != now_VD.shape or _is_one_update(last[0], record, weights):
+            continue
+        if not (np.isfinite(last[2]).all() and np.isfinite(now_VD).all()):
             continue
         begin = last[0].key.micro if last[0].key.step == key.step else None
         here = [
@@ -803,11 +808,15 @@ def _rows_left_over(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -
             continue
         looked += 1
         left, own = last[2][absent_V].reshape(-1), now_VD[absent_V].reshape(-1)
-        by = float(left @ own) / float(left @ left)
-        if 0 < by <= 1 + SAME_ROWS and float(np.linalg.norm(own - by * left)) <= SAME_ROWS * float(np.linalg.norm(own)):
+        by, near = float(left @ own) / float(left @ left), ROUNDED_ROWS.get(embedding.dtype, SAME_ROWS)
+        holds = 0 < by <= 1 + near and float(np.linalg.norm(own - by * left)) <= near * float(np.linalg.norm(own))
+        if holds:
             told.append((record, embedding, np.flatnonzero(absent_V).tolist(), by))
+        if last[0].key.step != key.step:
+            of_steps.add(holds)
     if len(told) < LEFT_OVER:
         return None
+    skip_if(len(of_steps) > 1, "some recorded steps go on from the one before, others begin anew: parts of an update")
     record, where, tokens, by = told[0]
     key = record.key
     return error(

@@ -132,7 +132,7 @@ def pays_length(log: RunLog) -> Finding | None:
 
 #: How exactly a part is so many times the length; what right answers fall to.
 TIMES, FELL = 2e-3, 0.5
-_RIGHT = regex(r"(?i)verifi|correct|acc(?:uracy)?(?:/|_|$)|answer")
+_RIGHT = regex(r"(?i)verifi|(?<!in)correct|acc(?:uracy)?(?:/|_|$)|(?<!no.)(?<!un)answer")
 
 
 def _most_of_it(log: RunLog, length: Series) -> Finding | None:

@@ -97,7 +97,8 @@ def _few(log: RunLog, likely: Series | None, unlikely: Series | None) -> Finding
                 *(one.shown(trends.level(one.finite, 3), f"was {trends.level(one.finite[:3]):.3g}") for one in moved),
                 link="optimizer",
                 cause="weights are trained, and the reference is the very same object as the policy (shared weights, "
-                "an adapter that is not switched off for it): every implicit reward is 0",
+                "an adapter that is not switched off for it): every implicit reward is 0. Pairs that are sorted (by "
+                "their length) give log-probabilities such a course, too: then the policy may be frozen",
                 next_step="look whether the reference has parameters of its own (id(p)), or whether the adapter is off "
                 "where its log-probabilities are made",
             )

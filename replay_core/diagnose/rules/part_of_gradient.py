@@ -31,6 +31,8 @@ _KINDS = (
     ("attention", regex(r"att|[qkvo]_proj|qkv", re.IGNORECASE)),
     ("MLPs", regex(r"mlp|ffn|feed_forward|fc\d|gate_proj|up_proj|down_proj", re.IGNORECASE)),
 )
+#: Weights that have an optimizer, and a bound, of their own.
+_VALUES = regex(r"(?:^|[._])(?:v_head|value_head|critic|value_model)(?:[._]|$)")
 _BLOCK = regex(r"(?:^|\.)(?:layers|h|blocks?|layer)\.(\d+)\.")
 
 
@@ -66,8 +68,8 @@ def of_a_part(case: Case) -> Finding | None:
     experts), of matrices alone, of some layers or of one rank's weights is the logged one, to 1e-4 in every step; or
     that part has been clipped to it, to the stated bound, in every step. A warning; an error where weights recorded
     step by step move by plain SGD, that part by as much less of its gradient as clipping leaves, the others by all of
-    theirs. Worth knowing where nothing
-    is to be clipped. Nothing where gradients of weights that move are not recorded, where another norm is logged that
+    theirs. Worth knowing where nothing is to be clipped, or the rest is a value head or a critic, which is clipped by
+    itself as a rule. Nothing where gradients of weights that move are not recorded, where another norm is logged that
     is the rest's, or where several updates share a step.
     """
     steps = list(_steps(case))
@@ -91,11 +93,19 @@ def of_a_part(case: Case) -> Finding | None:
             return None
         told = _by_updates(case, steps, part, rest, bound) if clips and bound is not None and is_before else []
         first = steps[0]
+        # A critic's weights are clipped by themselves, and that norm need not be logged.
+        own = not told and not is_after and all(map(_VALUES.search, rest))
         return finding(
-            "error" if clips and (is_after or told) else "warning" if clips or bound is None else "info",
+            "info"
+            if own
+            else "error"
+            if clips and (is_after or told)
+            else "warning"
+            if clips or bound is None
+            else "info",
             f"the gradient's norm is of {what} alone, {len(part)} of {len(names)} weights, in all {len(steps)} steps: "
             f"logged is {first.logged:.4g}, and all recorded gradients have {first.of(names):.4g}"
-            + (f"; the others are not clipped to {bound:g}" if clips else ""),
+            + (f"; the others are not clipped to {bound:g}" if clips and not own else ""),
             first.place,
             shown("norm of all recorded gradients", first.of(names), f"{first.logged:.4g}", first.record.path.name),
             shown(f"norm of {what}" + (", clipped" if is_after else ""), first.of(part)),

@@ -16,7 +16,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import OF_GROUPS, severity_of_raw
 from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
-from replay_core.diagnose.rules.critic import is_far_outside
+from replay_core.diagnose.rules.critic import moves_too_far
 from replay_core.diagnose.rules.figures import agree, together
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
@@ -467,9 +467,10 @@ HELD = 0.35
       explains=("D45",), source="arXiv 1707.06347's code; verl cliprange_value, TRL cliprange_value")  # fmt: skip
 def values_clipped(log: RunLog) -> Iterator[Finding]:
     """The share of values whose loss is clipped is over .35 (median of the last 10 steps, 5 and more): a warning. Not
-    where values lie far outside of what is returned: there the critic moves too much, and is clipped for it (D63).
+    where the critic overshoots what is returned and its values lie far outside: it moves too much, and is clipped for
+    it (D63).
     """
-    if is_far_outside(log):
+    if moves_too_far(log):
         return
     for series, now in log.level("value_clip_fraction"):
         if now > HELD and len(series.finite) >= FEWEST:

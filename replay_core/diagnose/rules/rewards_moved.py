@@ -53,8 +53,8 @@ def stayed_behind(batch: StepBatch) -> Finding | None:
             looked = True
             close = CLOSE * max(float(np.abs(a_B).max(initial=0.0)), 1e-6)
             apart_J = np.abs(a_B[at_a] - b_B[at_b]) > close
-            if apart_J.sum() < FEWEST:
-                continue
+            if apart_J.sum() < FEWEST or (np.abs(a_B[at_a] + b_B[at_b]) <= close).all():
+                continue  # each sample has its own, with the other sign: those of two come in such pairs
             in_place = bool((np.abs(a_B - b_B) <= close).all())
             is_sorted = bool((np.abs(np.sort(a_B) - np.sort(b_B)) <= close).all())
             if not in_place and not (is_sorted and np.unique(np.round(a_B, 6)).size >= SEVERAL):

@@ -95,7 +95,8 @@ def _evaluations(case: Case) -> list[_Evaluation]:
     found: dict[int, _Evaluation] = {}
     for record in case.records():
         key = record.key
-        if key.role != "eval" or key.step is None or record.is_flat:
+        # A loss of held-out demonstrations or pairs passes the same responses each time, and samples none.
+        if key.role != "eval" or key.step is None or record.is_flat or key.stage == "forward_data":
             continue
         one = found.get(key.step) or _Evaluation(key.step, Where.of(record, None))
         try:

@@ -189,7 +189,11 @@ BY_CHANCE = 1e-3
 
 def ends_in(text: str, truth: str) -> bool:
     """Whether the last words of a text, without marks of its end, are the truth."""
-    end, truth = _MARKS.sub("", text), _MARKS.sub("", truth)
+    return _is_end(_MARKS.sub("", text), _MARKS.sub("", truth))
+
+
+def _is_end(end: str, truth: str) -> bool:
+    """The same of two that have no marks of their end."""
     before = end.removesuffix(truth)
     if not truth or before == end or not _APART.search(before):
         return False
@@ -292,15 +296,28 @@ def _mixed_truths(looked: list[_Answered]) -> Finding | None:
 
 def _by_chance(looked: list[_Answered]) -> float:
     """How often an answer ends in the truth of some other row of its step that has another."""
-    each = [np.mean([ends_in(text, other.strip()) for other in one.truths if other != own] or [False])
-            for one in looked for text, own in zip(one.texts, one.truths, strict=True)]  # fmt: skip
+    each: list[float] = []
+    for one in looked:
+        truths = [_MARKS.sub("", truth.strip()) for truth in one.truths]
+        times = Counter(truths)
+        sizes = sorted({len(truth) for truth in times} - {0})
+        for text, own in zip(one.texts, truths, strict=True):
+            end = _MARKS.sub("", text)
+            near = {end[-size:] for size in sizes} - {own}
+            hits = sum(times[truth] for truth in near if truth in times and _is_end(end, truth))
+            each.append(hits / max(len(truths) - times[own], 1))
     return float(np.mean(each)) if each else 0.0
 
 
 def _as_often(share_: float, total: int, chance: float) -> float:
     """How probable it is that so many of all and more come about by chance."""
-    return sum(math.comb(total, k) * chance**k * (1 - chance) ** (total - k)
-               for k in range(math.ceil(share_ * total - 1e-9), total + 1)) if total < 1000 else 0.0  # fmt: skip
+    least = math.ceil(share_ * total - 1e-9)
+    if not 0 < chance < 1:
+        return float(chance >= 1 or least <= 0)
+    ways = (
+        (k, math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1)) for k in range(least, total + 1)
+    )
+    return sum(math.exp(many + k * math.log(chance) + (total - k) * math.log1p(-chance)) for k, many in ways)
 
 
 def _others_truths(looked: list[_Answered]) -> Finding | None:

@@ -487,10 +487,18 @@ def _sampled_rows(batch: StepBatch) -> tuple[str, list[Array]] | None:
 
 
 def _is_part(a: Array, b: Array) -> bool:
-    """Whether one of two rows is the other without some of its tokens: those that were encoded anew are others."""
-    short, long = (a, b) if len(a) <= len(b) else (b, a)
-    rest = iter(long.tolist())
-    return all(token in rest for token in short.tolist())
+    """Whether one of two rows is the other without some of its tokens, or is as far as that goes, which may be cut off:
+    tokens that were encoded anew are others.
+    """
+    return _goes_along(a, b) or _goes_along(b, a)
+
+
+def _goes_along(some: Array, every: Array) -> bool:
+    wanted, met, last = some.tolist(), 0, -1
+    for at, token in enumerate(every.tolist()):
+        if met < len(wanted) and token == wanted[met]:
+            met, last = met + 1, at
+    return met == len(wanted) or last == len(every) - 1
 
 
 def _sampled_rows_beside(batch: StepBatch) -> list[Finding] | None:
@@ -503,6 +511,10 @@ def _sampled_rows_beside(batch: StepBatch) -> list[Finding] | None:
         return None
     name, rows = told
     own = [tokens_N[span][response_N[span]] for span in batch.flat.spans]
+    if (trained_N := batch.trained_N) is not None:
+        # What is cut off amid a tool's output ends in what no engine sampled.
+        ends = [np.flatnonzero(trained_N[span][response_N[span]]).max(initial=-1) + 1 for span in batch.flat.spans]
+        own = [row[:end] if end else row for row, end in zip(own, ends, strict=True)]
     apart = [np.flatnonzero(a[: len(b)] != b[: len(a)]) for a, b in zip(own, rows, strict=True)]
     # What is the other without some tokens is the same: behind a prompt, without a forced beginning or tool output.
     off = [row for row, each in enumerate(apart) if each.size and not _is_part(own[row], rows[row])]

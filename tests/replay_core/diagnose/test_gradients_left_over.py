@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,10 +29,12 @@ class _Model(nn.Module):
         return out
 
 
-def _run(folder: Path, zeroed: str, *, tied: bool = False, max_norm: float = 0.0, steps: int = 5) -> Finding | None:
+def _run(
+    folder: Path, zeroed: str, *, tied: bool = False, max_norm: float = 0.0, steps: int = 5, dtype: Any = torch.float32
+) -> Finding | None:
     """zeroed: each (before every mini-batch), step (once a step), never, or micro: one update of several backwards."""
     torch.manual_seed(3)
-    model = _Model(tied)
+    model = _Model(tied).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     recorder = Recorder(folder)
     for step in range(steps):
@@ -63,8 +66,11 @@ def _run(folder: Path, zeroed: str, *, tied: bool = False, max_norm: float = 0.0
 
 @pytest.mark.parametrize("zeroed", ["step", "never"])
 @pytest.mark.parametrize("max_norm", [0.0, 0.05])
-def test_a_mini_batch_that_begins_with_the_gradient_before_it(zeroed: str, max_norm: float, tmp_path: Path) -> None:
-    found = _run(tmp_path / "d", zeroed, max_norm=max_norm)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mini_batch_that_begins_with_the_gradient_before_it(
+    zeroed: str, max_norm: float, dtype: Any, tmp_path: Path
+) -> None:
+    found = _run(tmp_path / "d", zeroed, max_norm=max_norm, dtype=dtype)
     assert found is not None
     assert found.severity == "error"
     assert "hold those of the update before" in found.claim
@@ -79,3 +85,26 @@ def test_gradients_that_are_each_update_s_own(zeroed: str, tied: bool, tmp_path:
 
 def test_tied_weights_tell_nothing(tmp_path: Path) -> None:
     assert _run(tmp_path / "d", "step", tied=True) is None
+
+
+@pytest.mark.parametrize("anew", [4, 100])
+def test_recorded_steps_that_are_parts_of_one_update(anew: int, tmp_path: Path) -> None:
+    """Every backward is recorded as a step of its own; each fourth begins an update."""
+    torch.manual_seed(4)
+    model = _Model(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    recorder = Recorder(tmp_path / "d")
+    for step in range(16):
+        if step % anew == 0:
+            optimizer.zero_grad()
+        ids = torch.randint(1, VOCABULARY, (3, 6))
+        scores = model(ids[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])
+        (-scores.mean() * (step % 3 - 0.7)).backward()
+        with recorder.step(step) as record:
+            record("forward_data", input_ids=ids, attention_mask=torch.ones_like(ids))
+            record("gradient", {f"grad.{name}": one.grad.clone() for name, one in model.named_parameters()
+                                if one.grad is not None})  # fmt: skip
+        if step % 4 == 3:
+            optimizer.step()
+    found = of(look(tmp_path / "d", "D68"), "D68")
+    assert (found is None) == (anew == 4)

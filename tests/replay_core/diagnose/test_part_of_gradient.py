@@ -143,3 +143,27 @@ def test_a_norm_that_nothing_is_clipped_by_is_worth_knowing_alone(tmp_path: Path
     found = of(look(tmp_path / "d", "D163"), "D163")
     assert found is not None
     assert found.severity == "info"
+
+
+def test_a_value_head_that_is_clipped_by_itself_is_worth_knowing(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, head = _Model(), torch.nn.Linear(12, 1, bias=False)
+    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=0.01)
+    with Recorder(tmp_path / "d", flags={"max_grad_norm": BOUND}) as recorder:
+        for step in range(6):
+            optimizer.zero_grad()
+            logits = model(torch.randint(0, 12, (16, 5)))
+            values = head(logits.detach()).squeeze(-1)
+            (logits.log_softmax(-1)[..., 3].mean() + (values - 2).square().mean()).backward()
+            named = [*model.named_parameters(), ("v_head.weight", head.weight)]
+            gradients = {f"grad.{name}": value.grad.clone() for name, value in named if value.grad is not None}
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), BOUND)
+            torch.nn.utils.clip_grad_norm_(head.parameters(), BOUND)
+            optimizer.step()
+            with recorder.step(step) as record:
+                record("gradient", gradients)
+                record("optimizer", grad_norm=norm)
+    found = of(look(tmp_path / "d", "D163"), "D163")
+    assert found is not None
+    assert found.severity == "info"
+    assert "are not clipped" not in found.claim

@@ -21,14 +21,16 @@ def _ids(found: Diagnosis) -> list[str]:
 # ---- a critic
 
 
-def _critic(far: float, clipped: float = 0.57) -> str:
+def _critic(far: float, clipped: float = 0.57, extremes: float | None = None) -> str:
+    """extremes: how far the largest and least values lie, where the mean does not."""
+    wide = 1.2 * far if extremes is None else extremes
     draw = random.Random(5)
     lines = []
     for n in range(40):
         mean = 0.5 + far * (-1) ** n * (n % 4 == 3) + draw.gauss(0, 0.05)
         lines.append({
             "critic/vf_clipfrac": clipped + draw.gauss(0, 0.01), "critic/values/mean": mean,
-            "critic/values/max": mean + 0.3 + 1.2 * far, "critic/values/min": mean - 0.3 - 1.2 * far,
+            "critic/values/max": mean + 0.3 + wide, "critic/values/min": mean - 0.3 - wide,
             "critic/returns/mean": 0.5 + draw.gauss(0, 0.02), "critic/returns/max": 1.0, "critic/returns/min": 0.0,
             "critic/vf_explained_var": -20.0 - n % 3 if far else -0.2 + 0.01 * n, "critic/vf_loss": 2.0 + draw.random(),
         })  # fmt: skip
@@ -45,6 +47,10 @@ def test_a_critic_that_is_clipped_within_its_returns_is_held_still(tmp_path: Pat
     found = diagnosed(tmp_path, _critic(0.0))
     assert "D71" in _ids(found)
     assert "D63" not in _ids(found)
+
+
+def test_a_critic_with_a_few_values_far_off_is_clipped_all_the_same(tmp_path: Path) -> None:
+    assert "D71" in _ids(diagnosed(tmp_path, _critic(0.0, extremes=5.0)))
 
 
 # ---- one role
@@ -83,6 +89,33 @@ def test_a_role_whose_validation_rises_has_learnt(tmp_path: Path) -> None:
     assert _ids(found) == []
 
 
+@pytest.mark.parametrize("name", ["reward/format/mean", "reward/length_penalty/mean"])
+def test_a_part_of_a_reward_is_no_reward_of_one_role(name: str, tmp_path: Path) -> None:
+    draw = random.Random(8)
+    text = "".join(
+        f"step:{n} - {name}:{-0.3 - 0.004 * n if 'penalty' in name else min(1.0, 0.3 + 0.03 * n)} - "
+        f"actor/pg_loss:{draw.gauss(0, 0.02)} - actor/grad_norm:{0.4 + draw.gauss(0, 0.02)} - "
+        f"actor/entropy:{1.5 - 0.005 * n} - actor/lr:5e-6 - val/pass@1:{0.3 + 0.003 * n + draw.gauss(0, 0.005)}\n"
+        for n in range(1, 61)
+    )
+    assert _ids(diagnosed(tmp_path, text)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [("val/pass@1", True), ("eval/accuracy", True), ("test/refusals/accuracy", True),
+     ("val/reward_hacking_rate", False), ("test/score_gap", False),
+     ("val/rewards/format_penalty", False), ("val/no_success", False), ("eval_rewards/rejected", False)],
+)  # fmt: skip
+def test_what_is_better_the_less_it_is_is_not_lost(name: str, is_told: bool, tmp_path: Path) -> None:
+    draw, steps = random.Random(8), list[dict[str, float]]()
+    for n in range(1, 81):
+        steps.append({"critic/score/mean": min(0.97, 0.3 + 0.02 * n) + draw.gauss(0, 0.01)})
+        if n % 8 == 1:
+            steps[-1][name] = 0.5 if n == 1 else 0.15 + 0.03 * draw.random()
+    assert ("L20" in _ids(diagnosed(tmp_path, verl(steps)))) == is_told
+
+
 def test_rewards_of_several_environments_are_no_reward_of_one_role(tmp_path: Path) -> None:
     lines = [{"reward/math/mean": 0.4 + 0.001 * n, "reward/code/mean": 0.2 + 0.001 * n} for n in range(20)]
     text = "".join(
@@ -107,14 +140,14 @@ def test_names(name: str, signal: str) -> None:
 # ---- a term for length
 
 
-def _lengths(each: float, *, grows: bool, falls: bool = True) -> str:
+def _lengths(each: float, *, grows: bool, falls: bool = True, right_is: str = "verifiable_reward") -> str:
     draw, lines = random.Random(8), []
     for n in range(60):
         length = (9 + 27 * min(1.0, n / 12) if grows else 12) + draw.gauss(0, 0.5)
         right = (0.4 if not falls or n < 3 else 0.06 if n < 14 else 0.4 + 0.005 * n) + draw.gauss(0, 0.005)
         lines.append(
             f"{{'episode': {n}, 'training_step': {n}, 'scores': {right + each * length}, "
-            f"'val/sequence_lengths': {length}, 'objective/verifiable_reward': {right}, "
+            f"'val/sequence_lengths': {length}, 'objective/{right_is}': {right}, "
             f"'objective/length_reward': {each * length}, 'loss/policy_avg': {draw.gauss(0, 0.02)}, "
             f"'policy/entropy_avg': {1.8 - 0.01 * n}, 'optim/grad_norm': {0.4 + draw.gauss(0, 0.02)}, 'lr': 3e-06}}\n"
         )
@@ -127,6 +160,11 @@ def test_a_score_that_is_mostly_length(falls: bool, severity: str, tmp_path: Pat
     assert found.severity == severity
     assert "objective/length_reward is 0.03 for each token in all 60 steps" in found.claim
     assert ("verifiable_reward falls" in found.claim) == falls
+
+
+def test_wrong_answers_that_become_fewer_are_no_right_ones_that_fall(tmp_path: Path) -> None:
+    found = only(diagnosed(tmp_path, _lengths(0.03, grows=True, right_is="incorrect_reward")), "L57")
+    assert found.severity == "warning"
 
 
 @pytest.mark.parametrize(("each", "grows"), [(0.001, True), (-0.005, True), (0.05, False)])

@@ -118,6 +118,12 @@ def test_a_step_that_slurm_ends_behind_a_wait_is_its_end(tmp_path: Path) -> None
     assert "TIME LIMIT" in only(diagnosed(tmp_path, steps + limit + waits), "L06").claim
 
 
+def test_a_node_whose_log_is_elsewhere_may_have_joined(tmp_path: Path) -> None:
+    waits = "".join(WATCHDOG.format(rank=n, number=48213, op="_ALLGATHER_BASE") for n in range(8, 32))
+    found = only(diagnosed(tmp_path, as_trl(train(Recipe(steps=12))) + waits), "L06")
+    assert "for the others" in found.claim
+
+
 def test_ranks_of_one_group_that_all_wait_miss_none_of_another(tmp_path: Path) -> None:
     waits = "".join(WATCHDOG.format(rank=n, number=7, op="ALLREDUCE") for n in (0, 2, 4, 6))
     found = only(diagnosed(tmp_path, as_trl(train(Recipe(steps=12))) + waits), "L06")

@@ -34,9 +34,10 @@ def _padded(rows: list[list[Any]], width: int) -> Any:
 
 
 def _told(folder: Path, *, again: bool, name: str = "sampled_token_ids", lengths: bool = True, ended: bool = False,
-          tool_in_mask: bool = False, begun: bool = False) -> Diagnosis:  # fmt: skip
-    """ended: an end token is appended to what is trained on, which the record of the samples lacks; begun: every third
-    answer is made to begin with two tokens, which are in that record and do not count.
+          tool_in_mask: bool = False, begun: bool = False, cut: int = 0) -> Diagnosis:  # fmt: skip
+    """cut: what the policy wrote alone is recorded, and what is trained on is cut off behind so many tokens; ended:
+    an end token is appended to what is trained on, which the record of the samples lacks; begun: every third answer is
+    made to begin with two tokens, which are in that record and do not count.
     """
     draw = np.random.default_rng(1)
     with Recorder(folder) as recorder:
@@ -53,10 +54,13 @@ def _told(folder: Path, *, again: bool, name: str = "sampled_token_ids", lengths
                     + [1] * (len(second) + (not ended))
                 )
                 logs = [0.0 if token in TOOL else float(-draw.gamma(2.0)) for token in answer]
-                sampled.append(answer)
+                sampled.append([*first, *second, END] if cut else answer)
                 theirs, kept = _encoded_again(answer, mask) if again else (answer, mask)
                 if ended:
                     theirs, kept = [*theirs, END], [*kept, 0]
+                theirs, kept = theirs[: cut or None], kept[: cut or None]
+                logs = logs[: cut or None]
+                answer = answer[: cut or None]
                 ids.append([*PROMPT, *theirs])
                 masks.append([*[0] * (len(PROMPT) - 1), *kept])
                 rollout.append([*[0.0] * (len(PROMPT) - 1), *logs])
@@ -64,7 +68,7 @@ def _told(folder: Path, *, again: bool, name: str = "sampled_token_ids", lengths
                 own = logs if theirs[: len(logs)] == answer else [float(-draw.gamma(2.0)) for _ in theirs]
                 own = [value if value else -3.0 for value in own]
                 old.append([*[0.0] * (len(PROMPT) - 1), *own])
-            width = max(len(PROMPT) + len(row) + 1 for row in sampled)
+            width = max(*(len(row) + 1 for row in ids), *(len(PROMPT) + len(row) + 1 for row in sampled))
             ids_BS = _padded(ids, width)
             more = {"sampled_lengths": np.array([len(row) for row in sampled])} if lengths else {}
             with recorder.step(step) as record:
@@ -93,7 +97,18 @@ def test_answers_that_were_encoded_again(name: str, lengths: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"lengths": False}, {"ended": True}, {"begun": True}, {"name": "completion_ids", "lengths": False}]
+    "how",
+    [
+        {},
+        {"lengths": False},
+        {"ended": True},
+        {"begun": True},
+        {"name": "completion_ids", "lengths": False},
+        {"cut": 12},
+        {"cut": 8},
+        {"cut": 6},
+        {"cut": 12, "lengths": False},
+    ],
 )
 def test_answers_that_are_trained_on_as_sampled(how: dict[str, Any], tmp_path: Path) -> None:
     assert of(_told(tmp_path / "d", again=False, **how), "D27") is None

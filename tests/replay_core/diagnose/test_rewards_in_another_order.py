@@ -60,6 +60,24 @@ def test_rewards_in_the_order_in_which_they_were_done(form: str, tmp_path: Path)
     assert found.claim.startswith("scores lie on other rows of their step")
 
 
+@pytest.mark.parametrize("prompts", [8, 64])
+def test_another_prompt_s_truth_is_often_that_of_a_wrong_answer(prompts: int, tmp_path: Path) -> None:
+    """Truths are yes or no, and most answers wrong, in steps of few rows and of many."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for step in range(5):
+        draw, rows = np.random.default_rng(step), list[dict[str, Any]]()
+        for prompt in range(prompts):
+            truth = str(draw.choice(["yes", "no"]))
+            for _ in range(4):
+                right = bool(draw.random() < 0.22)
+                said = truth if right else {"yes": "no", "no": "yes"}[truth]
+                rows.append({"input": f"q {step} {prompt}", "output": f"so {said}", "gts": truth,
+                             "score": float(right), "step": step + 1})  # fmt: skip
+        (folder / f"{step + 1}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert causes(look(folder, "D100", "D123")) == []
+
+
 @pytest.mark.parametrize("how", ["right", "format", "partial", "judge", "strict"])
 @pytest.mark.parametrize("form", FORMS)
 def test_rewards_that_are_their_samples_own(form: str, how: str, tmp_path: Path) -> None:

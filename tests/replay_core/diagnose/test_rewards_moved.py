@@ -78,6 +78,19 @@ def test_rewards_that_are_not_moved_with_their_rows_are_told(how: str, told: str
         assert told in found.claim
 
 
+def test_advantages_of_pairs_that_another_record_turns_around_are_their_samples_own(tmp_path: Path) -> None:
+    """Of two answers to a prompt one has what the other lacks: turned around, they are the same numbers."""
+    draw = np.random.default_rng(6)
+    ids = draw.integers(3, 40, (ROWS, PROMPT + ANSWER))
+    half = draw.random(ROWS // 2).astype(np.float32)
+    gained, order = np.stack([half, -half], 1).ravel(), draw.permutation(ROWS)
+    rows = {"attention_mask": np.ones_like(ids), "response_mask": np.ones((ROWS, ANSWER), np.int64)}
+    with Recorder(tmp_path / "d") as recorder, recorder.step(0) as record:
+        record("trajectory", {"input_ids": ids, **rows, "advantages": gained})
+        record("prepared_trajectories", {"input_ids": ids[order], **rows, "advantages": -gained[order]})
+    assert of(look(tmp_path / "d", "D162"), "D162") is None
+
+
 def test_advantages_that_another_record_has_in_another_order_are_told(tmp_path: Path) -> None:
     draw = np.random.default_rng(6)
     ids = draw.integers(3, 40, (ROWS, PROMPT + ANSWER))

@@ -100,8 +100,9 @@ def test_answers_that_change_or_have_a_reason_to_stay_are_nothing(
     assert of(diagnosed_path(tmp_path / "d"), "D164") is None
 
 
-@pytest.mark.parametrize("stale", [True, False])
-def test_answers_of_token_ids_tell_it_too(stale: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stale", "stage"), [(True, "trajectory"), (False, "trajectory"), (True, "forward_data")])
+def test_answers_of_token_ids_tell_it_too(stale: bool, stage: str, tmp_path: Path) -> None:
+    """What a loss of held-out demonstrations is made of (`forward_data`) are no answers of the policy's."""
     size = 10
     with Recorder(tmp_path / "d") as recorder:
         for step in range(9):
@@ -124,6 +125,6 @@ def test_answers_of_token_ids_tell_it_too(stale: bool, tmp_path: Path) -> None:
                               "response_mask": np.ones((len(ids), size), np.int64)}  # fmt: skip
                     if role == "rollout":
                         fields["rollout_log_probs"] = np.stack(said, 1).astype(np.float32)
-                    record("trajectory", fields, role=role)
+                    record(stage if role == "eval" else "trajectory", fields, role=role)
     found = of(look(tmp_path / "d", "D164"), "D164")
-    assert (found is not None) is stale
+    assert (found is not None) is (stale and stage == "trajectory")
