@@ -527,6 +527,16 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         if not gain > 0:
             continue
         if abs(moved) > 1e-2 and abs(off) > 1e-2 and agree(heard_B, gain * values_B + off, close):
+            if _is_centred_over_tokens(batch, heard_B, kept_B):
+                yield Guess(
+                    "warning", "moved",
+                    f"advantages are whitened once more over the tokens of the batch: {gain:.4g} x ({name}) + "
+                    f"{off:.4g}, and no setting says so",
+                    "a second normalisation after the group's own: right where it is meant (adv_norm, "
+                    "whiten_advantages, normalize_advantages), and then it is to be stated; else long answers move the "
+                    "baseline of all groups",
+                )  # fmt: skip
+                break
             yield Guess(
                 "warning", "moved",
                 f"advantages are normalised once more over the batch and moved: {gain:.4g} x ({name}) + {off:.4g}"
@@ -575,6 +585,17 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "advantages are multiplied by the length of their response: a sum over its tokens stands in them",
             "they are added up over a response's tokens instead of standing once: long responses count for more",
         )  # fmt: skip
+
+
+def _is_centred_over_tokens(batch: StepBatch, heard_B: Array, kept_B: Array) -> bool:
+    """Whether the mean over the tokens that count is 0 and their std 1."""
+    if batch.trained_N is None:
+        return False
+    tokens_B = batch.flat.count(batch.trained_N).astype(np.float64)[kept_B]
+    total = float(tokens_B.sum())
+    mean = float(heard_B @ tokens_B) / max(total, 1.0)
+    std = float(np.sqrt(((heard_B - mean) ** 2) @ tokens_B / max(total, 1.0)))
+    return total > 1 and abs(mean) < 1e-3 and abs(std - 1) < 1e-2
 
 
 def _copies_that_make(times: float, sizes_G: Array, name: str) -> int:

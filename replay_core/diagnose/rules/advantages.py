@@ -28,6 +28,7 @@ from replay_core.diagnose.batch import StepBatch, worked_out_once
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.further_variants import GDPO, MAXRL, OF_ONE_EACH
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.trajectories import earned_T, trajectory_B
 from replay_core.objectives import advantages
@@ -106,12 +107,36 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             f"advantages are divided by the std of the whole batch, and the run states the group's: {name}",
             "the std is taken over the wrong axis: groups of small and of large spread no longer count alike",
         )
+    if batch.laid.algorithm.std_of == "batch" and of_std:
+        return (
+            f"advantages are divided by the std of each group, and the run states the whole batch's: {name}",
+            "the two are swapped where the setting is read, or another one is: groups of small spread count as much as "
+            "those of large",
+        )
+    if name.endswith(MAXRL) and stated in OF_GROUPS and batch.laid.algorithm.names_an_estimator:
+        return (
+            f"advantages are divided by the group's mean reward, and the run states {stated}: {name}",
+            "another estimator is computed than is configured",
+        )
+    if GDPO in name and OF_ONE_EACH in name and _weights_stated(batch):
+        return (
+            f"reward functions are summed with weights of 1 each, and the run states others: advantages are {name}",
+            "the weights are applied to the sum that is logged, and not to the functions that are normalised one by "
+            "one: each counts alike, whatever it is to weigh",
+        )
     if stated == "grpo" and scaled is True and not of_one_std and name.startswith("r - group mean (Dr. GRPO)"):
         return (
             "advantages are not divided by the group's std, and the run states that they are",
             "the setting that divides by the std does not reach the advantages",
         )
     return None
+
+
+def _weights_stated(batch: StepBatch) -> bool:
+    """Whether the run states a weight for each of its reward functions, and not one for all."""
+    said = batch.laid.algorithm.value("reward_weights")
+    each = list(said.values()) if isinstance(said, dict) else said
+    return isinstance(each, list) and len(each) == len(batch.columns.reward_functions) and len(set(each)) > 1
 
 
 @rule("D04", "advantages are not what rewards and groups give", link="advantages", scope="batch",
