@@ -14,6 +14,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown, warning
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import is_of_two
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -595,7 +596,7 @@ def beside(case: Case) -> Finding | None:
 
 
 #: Of the values' spread, how far recorded ones lie from the critic's own before they are others; the correlation that
-#: rounding, dropout and a scale leave; steps that show it; how far off 1 a factor is no rounding, and what it may leave.
+#: rounding, dropout and a scale leave; steps that show it; how far off 1 a factor is no rounding, and what it leaves.
 FAR, TOGETHER, SHOWN, FACTOR, LEAVES = 0.25, 0.9, 2, 1.05, 0.02
 #: Rows that tell whose values they have, of those the share that has another row's, and tokens of a row that tell.
 TELLING, OTHERS, OF_A_ROW = 6, 0.3, 3

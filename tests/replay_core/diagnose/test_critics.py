@@ -165,12 +165,16 @@ def _before_and_in_its_update(folder: Path, how: str) -> Any:
             mask_BS = (np.arange(12) >= 3) * np.ones((12, 1), dtype=np.int64)
             mask_BS[::2, 10:] = 0
             new_BT = table_VV[ids_BS[:, :-1], np.roll(ids_BS, 1, 1)[:, :-1]]
+            others_VV = draw.normal(0, 1, (30, 30))
             old_BT = {
-                "another row's": new_BT[np.arange(12) // 2 * 2 + 1 - np.arange(12) % 2], "some of other rows":
-                new_BT[np.arange(12) % 6], "scaled": new_BT / 0.7, "dropout": new_BT + 0.2 * draw.normal(0, 1, (12, 11)),
-                "other weights": draw.normal(0, 1, (30, 30))[ids_BS[:, :-1], np.roll(ids_BS, 1, 1)[:, :-1]],
-                "half of the run": new_BT if step else new_BT[::-1], "normalised": 2 * new_BT + 0.5,
-            }.get(how, new_BT)  # fmt: skip
+                "another row's": new_BT[np.arange(12) ^ 1],
+                "some of other rows": new_BT[np.arange(12) % 6],
+                "scaled": new_BT / 0.7,
+                "dropout": new_BT + 0.2 * draw.normal(0, 1, (12, 11)),
+                "other weights": others_VV[ids_BS[:, :-1], np.roll(ids_BS, 1, 1)[:, :-1]],
+                "half of the run": new_BT if step else new_BT[::-1],
+                "normalised": 2 * new_BT + 0.5,
+            }.get(how, new_BT)
             if how == "bf16":
                 old_BT = torch.tensor(old_BT).bfloat16().double().numpy()
             common = {"input_ids": ids_BS, "attention_mask": np.ones_like(ids_BS), "response_mask": mask_BS}
