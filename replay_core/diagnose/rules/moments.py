@@ -112,7 +112,7 @@ def _is_other(found: float, stated: float) -> bool:
 
 
 @rule("D141", "the optimizer's betas are not the stated ones", link="optimizer", scope="case", lasts=True,
-      source="OpenRLHF, SkyRL#1649, axolotl#2133: betas that are configured and not handed to the optimizer")  # fmt: skip
+      source="SkyRL#1649, axolotl#2133: betas that are configured and not handed to the optimizer")  # fmt: skip
 def betas(case: Case) -> Finding | None:
     """Adam's recorded moments (`….exp_avg`, `….exp_avg_sq`) of two updates that follow each other, as their step
     counters say, beside the gradient between: the moment after is b times the one before and a part of the gradient (of
