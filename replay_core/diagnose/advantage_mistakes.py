@@ -798,7 +798,7 @@ def _moved_rows(batch: StepBatch, unlike: Unlike) -> Guess | None:
 
 def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     """A variant that has the advantages of a third of the groups and more, where in all of the others, though rewards
-    differ, they are 0, or of the other sign.
+    differ, they are 0, or of the other sign; or of two and more, where all others have their raw rewards.
     """
     heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
     reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
@@ -819,6 +819,15 @@ def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             return np.array([not off_B[group_B == group].any() for group in names])
 
         right_G = are(values_B)
+        if 2 <= right_G.sum() < len(names) - 1 and are(reward_B)[~right_G].all():
+            yield Guess(
+                "error", "part",
+                f"advantages are the raw rewards in {share(int((~right_G).sum()), len(names))} groups; in the others "
+                f"they are {name}",
+                "the loop over groups goes in steps of a group's size over their numbers (range(0, batch, size)), or "
+                "ends early: the slices of most groups are never written",
+            )  # fmt: skip
+            return
         if not len(names) <= 3 * right_G.sum() < 3 * len(names):
             continue
         for what, other_B, cause in (

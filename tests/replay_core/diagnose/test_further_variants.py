@@ -111,3 +111,16 @@ def test_another_than_the_stated_one_is_an_error(
 def test_a_stated_level_of_the_std_that_is_kept_is_right(level: str, tmp_path: Path) -> None:
     change = _made(lambda g: (g[0] - g[1]) / ((g[2] if level == "group" else g[0].std()) + 1e-6))
     assert not told(recorded(tmp_path / "d", change, flags={"reward_norm": {"std_level": level}}), "D04")
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_groups_that_keep_their_raw_rewards_are_told(stored: torch.dtype, tmp_path: Path) -> None:
+    def some(groups: Group) -> torch.Tensor:
+        scores, mean, std = groups
+        advantages = scores.clone()
+        advantages[::5] = ((scores - mean) / (std + 1e-6))[::5]
+        return advantages
+
+    (found,) = told(recorded(tmp_path / "d", _made(some), stored=stored), "D04")
+    assert found.severity == "error"
+    assert "the raw rewards in 4 of 6 groups" in found.claim
