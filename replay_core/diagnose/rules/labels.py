@@ -19,7 +19,7 @@ RIGHT, TRIED = (0, 1), (-2, -1, 2, 3)
 
 @rule("D142", "labels are of other tokens than those to be said next", link="masks", scope="case", lasts=True,
       explains=("D28", "L08", "L09"),
-      source="open-instruct#1549, torchtune#2613: labels that are shifted where they are made, and by the loss again")  # fmt: skip
+      source="open-instruct#1549, torchtune#2613: labels that are shifted twice")  # fmt: skip
 def misplaced(case: Case) -> Finding | None:
     """Recorded labels (target ids) beside the token ids of the same record, where both are padded rows of one width or
     one packed row: those that count (not -100, 32 and more, in 2 records and more) are the ids of their own place,
