@@ -77,7 +77,7 @@ def further_losses(case: Case) -> Finding | None:
             return _supervised(pairs, beta, algorithm)
         return None
     skip_if(bool(pairs), "the loss of these pairs, or its beta, is not stated")
-    scored = [one for record in case.records() if (one := _scored(record)) is not None]
+    scored = [each for record in case.records() if (each := _scored(record)) is not None]
     skip_if(len(scored) < LOSSES, f"needs log-probabilities or scores of pairs and the loss of {LOSSES} records")
     skip_if(bool(algorithm.number("center_rewards_coefficient")), "a centring of the scores is in the loss")
     return _of_scores(scored)
