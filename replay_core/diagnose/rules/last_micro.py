@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -20,6 +21,8 @@ from replay_core.regexes import regex
 #: An embedding of tokens; updates that tell, tokens of each side in them, and bytes of a record that is read.
 _EMBEDDING = regex(r"(?:embed_tokens|tok_embeddings|word_embeddings|wte|embed_in|(?:^|\.)tokens)\.weight$")
 UPDATES, TOKENS, LARGE = 2, 3, 1 << 29
+#: Nats that a policy is from the old one before any update of a step: another sum's rounding.
+STILL = 1e-5
 
 
 class _Part(Struct, frozen=True):
@@ -27,6 +30,8 @@ class _Part(Struct, frozen=True):
 
     micro: int
     tokens: Array
+    moved: float
+    """By how much its policy differs from the old one, at most; infinite where that is not known."""
 
 
 def _taught(record: Record) -> _Part | None:
@@ -49,7 +54,16 @@ def _taught(record: Record) -> _Part | None:
             return None
         wide_BS &= (a_B > 1e-3)[:, None]
     inside_BS = wide_BS[:, :-1] & wide_BS[:, 1:]
-    return _Part(record.key.micro, np.unique(ids_BS[:, :-1][inside_BS]))
+    return _Part(record.key.micro, np.unique(ids_BS[:, :-1][inside_BS]), _moved(found))
+
+
+def _moved(found: dict[str, TensorRef]) -> float:
+    """How far the policy is from the old one at most, where both are stored in single precision."""
+    now, old = found.get("policy_logprobs"), found.get("old_logprobs")
+    if now is None or old is None or now.shape != old.shape or {now.dtype, old.dtype} != {"float32"}:
+        return math.inf
+    apart = np.abs(pages.array(now).astype(np.float64) - pages.array(old))
+    return float(np.nan_to_num(apart, nan=math.inf).max()) if apart.size else math.inf
 
 
 def _updates(case: Case) -> Iterator[tuple[Record, TensorRef, list[_Part], list[Array]]]:
@@ -67,12 +81,15 @@ def _updates(case: Case) -> Iterator[tuple[Record, TensorRef, list[_Part], list[
     times = Counter((one.key.step, one.key.epoch, one.key.minibatch) for one in every)
     for record in every:
         key = record.key
-        # Without its mini-batch nobody knows which micro-batches are its own; several of one may be each one's own.
-        if key.minibatch is None or times[key.step, key.epoch, key.minibatch] > 1:
-            continue
         own = parts.get((key.step, key.epoch, key.minibatch))
+        # Several gradients of one update may be each micro-batch's own. Without the name of its mini-batch those of a
+        # step are one update where none of its micro-batches has moved from the policy at the step's beginning.
+        if times[key.step, key.epoch, key.minibatch] > 1 or own is None:
+            continue
+        if key.minibatch is None and max(part.moved for part, _ in own) > STILL:
+            continue
         embedding = next((ref for ref in record.tensors() if ref.is_readable and _EMBEDDING.search(ref.name)), None)
-        if own is None or embedding is None or len(own) < 2 or len(embedding.shape) != 2:
+        if embedding is None or len(own) < 2 or len(embedding.shape) != 2:
             continue
         own.sort(key=lambda one: one[0].micro)
         if key.micro is None or key.micro == own[-1][0].micro:

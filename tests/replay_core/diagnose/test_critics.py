@@ -183,7 +183,8 @@ def _before_and_in_its_update(folder: Path, how: str) -> Any:
                 due = torch.tensor(draw.normal(0, 1, (12, 11))).float()
                 record("values", role="critic", values=torch.tensor(old_BT.copy()).float(), returns=due)
                 for micro in range(2):
-                    rows, key = slice(6 * micro, 6 * micro + 6), {"micro": micro, "epoch": 0, "minibatch": 0}
+                    rows = slice(6 * micro, 6 * micro + 6)
+                    key: dict[str, Any] = {"micro": micro, "epoch": 0, "minibatch": 0}
                     record("forward_data", {name: torch.tensor(each[rows]) for name, each in common.items()}, **key)
                     record("loss", role="critic", values=torch.tensor(new_BT[rows]).float(), loss=torch.tensor(1.0),
                            **key)  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,36 +31,44 @@ class _Model(nn.Module):
         return out.float()
 
 
+def _scored(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    every: torch.Tensor = model(ids[:, :-1]).log_softmax(-1)
+    return every.gather(-1, ids[:, 1:, None])[..., 0]
+
+
 def _run(
     folder: Path, cleared: str, *, tied: bool = False, keyed: bool = True, each: bool = False, still: bool = False,
-    ppo: bool = True, dtype: torch.dtype = torch.float32,
+    ppo: bool = True, dtype: torch.dtype = torch.float32, one: bool = False,
 ) -> Finding | None:  # fmt: skip
     """cleared: update (once before it), or micro (before each backward). keyed: mini-batches are named; each: the
-    gradient of every micro-batch is recorded; still: the first micro-batches have no advantage.
+    gradient of every micro-batch is recorded; still: the first micro-batches have no advantage; one: each step is one
+    update, and its gradient is recorded once.
     """
     torch.manual_seed(3)
     model = _Model(tied, dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     recorder = Recorder(folder)
     for step in range(3):
+        begun = copy.deepcopy(model).requires_grad_(False)
         with recorder.step(step) as record:
             for micro in range(4):
-                key = {"micro": micro, **({"epoch": 0, "minibatch": micro // 2} if keyed else {})}
+                key: dict[str, Any] = {"micro": micro, **({"epoch": 0, "minibatch": micro // 2} if keyed else {})}
                 ids = torch.randint(1, VOCABULARY, (3, 9))
                 mask = torch.ones_like(ids)
                 mask[:, :PROMPT] = 0
                 a = torch.randn(3)[:, None] * mask[:, 1:] * (0 if still and micro % 2 == 0 else 1)
-                scores = model(ids[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+                scores = _scored(model, ids)
                 record("forward_data", **key, input_ids=ids, attention_mask=torch.ones_like(ids), response_mask=mask,
-                       log_probs=scores.detach(), **({"advantages": a} if ppo else {}))  # fmt: skip
-                if cleared == "micro" or micro % 2 == 0:
+                       log_probs=scores.detach(), old_log_probs=_scored(begun, ids),
+                       **({"advantages": a} if ppo else {}))  # fmt: skip
+                if cleared == "micro" or micro % (4 if one else 2) == 0:
                     optimizer.zero_grad()
                 (-(scores * (a if ppo else mask[:, 1:])).sum()).backward()
-                if micro % 2 or each:
+                if (micro == 3 if one else micro % 2) or each:
                     grads = {f"grad.{name}": one.grad.clone() for name, one in model.named_parameters()
                              if one.grad is not None}  # fmt: skip
                     record("gradient", **key, **grads)
-                if micro % 2:
+                if micro == 3 if one else micro % 2:
                     optimizer.step()
     return of(look(folder, "D139"), "D139")
 
@@ -87,3 +97,9 @@ def test_rows_that_teach_nothing_have_no_gradient_and_tell_nothing(tmp_path: Pat
 @pytest.mark.parametrize(("keyed", "each", "tied"), [(False, False, False), (True, True, False), (True, False, True)])
 def test_what_cannot_tell_says_nothing(keyed: bool, each: bool, tied: bool, tmp_path: Path) -> None:
     assert _run(tmp_path / "d", "micro", keyed=keyed, each=each, tied=tied) is None
+
+
+@pytest.mark.parametrize(("cleared", "is_told"), [("micro", True), ("update", False)])
+def test_a_step_of_one_update_needs_no_name_of_its_mini_batch(cleared: str, is_told: bool, tmp_path: Path) -> None:
+    found = _run(tmp_path / "d", cleared, keyed=False, one=True)
+    assert (found is not None) == is_told

@@ -35,7 +35,7 @@ def _run(
                     optimizer.step()
                     if skipped and mini % 2:
                         continue
-                    key = {"minibatch": mini, "epoch": 0, "micro": mini}
+                    key: dict[str, Any] = {"minibatch": mini, "epoch": 0, "micro": mini}
                     record("gradient", **grads, **key)
                     names = {id(one): name for name, one in model.named_parameters()}
                     state = {f"state.{names[id(one)]}.{part}": value.clone() for one, held in optimizer.state.items()
