@@ -113,6 +113,9 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         raise Skip("groups have different sizes: part of the batch may not be in the dump")
     if batch.columns.reward_functions_FB is not None:
         raise Skip(OF_FUNCTIONS)
+    if (some := _but_for_some(batch, unlike)) is not None:
+        yield some
+        return
     algorithm = batch.laid.algorithm
     known = squashed(batch, heard_B, kept_B, reward_B, group_B)
     if algorithm.estimator not in OF_GROUPS and (chosen := _chosen(batch, heard_B, kept_B)) is not None:
@@ -132,6 +135,44 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     yield Guess(
         "info" if is_own else "warning", "none", "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
+    )  # fmt: skip
+
+
+#: The share of the samples that a known variant makes before the others are those that are made otherwise, and
+#: different advantages of them.
+MOST_SAMPLES, DIFFERENT = 0.75, 6
+
+
+def _but_for_some(batch: StepBatch, unlike: Unlike) -> Guess | None:
+    """A known variant that makes the advantages of most samples, and of some of a group but not all of it."""
+    heard_B, close = unlike.heard_B, unlike.close
+    group_B = given(batch.group_B)[unlike.kept_B]
+    best: tuple[int, str, Array] | None = None
+    for name, values_B in _known(batch, unlike.kept_B):
+        if not np.isfinite(values_B).all():
+            continue
+        off_B = np.abs(heard_B - values_B) > close * np.maximum(1, np.abs(values_B))
+        if best is None or off_B.sum() < best[0]:
+            best = int(off_B.sum()), name, off_B
+    if best is None or not 0 < best[0] <= (1 - MOST_SAMPLES) * len(heard_B):
+        return None
+    off, name, off_B = best
+    right = np.unique(np.round(heard_B[~off_B], 5)).size
+    whole = [group for group in np.unique(group_B[off_B]) if off_B[group_B == group].all()]
+    if right < DIFFERENT or whole:
+        return None
+    rows = np.flatnonzero(unlike.kept_B)[off_B]
+    one = np.ptp(heard_B[off_B]) <= float(close.max())
+    if one and abs(float(heard_B[off_B][0])) <= float(close.max()):
+        return None  # samples that are left out on purpose have none
+    return Guess(
+        "warning", "some",
+        f"advantages of {share(off, len(heard_B))} samples are others than their groups give: in all the rest they are "
+        f"{name}, in rows {listed(rows.tolist(), 4)} "
+        + (f"they are {heard_B[off_B][0]:.4g}" if one else "they are not"),
+        "something is written into single rows after the advantages are made: a penalty (for a failed call, for "
+        "length), or a write to one token of a row that is a view of one number and changes all of it; their groups "
+        "no longer add up to 0",
     )  # fmt: skip
 
 

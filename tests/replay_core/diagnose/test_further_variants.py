@@ -124,3 +124,18 @@ def test_groups_that_keep_their_raw_rewards_are_told(stored: torch.dtype, tmp_pa
     (found,) = told(recorded(tmp_path / "d", _made(some), stored=stored), "D04")
     assert found.severity == "error"
     assert "the raw rewards in 4 of 6 groups" in found.claim
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_advantages_that_are_overwritten_in_some_rows_are_told_by_their_rows(
+    stored: torch.dtype, tmp_path: Path
+) -> None:
+    def change(step: int, fields: Fields) -> None:
+        for row in (2, 9, 17):
+            fields["advantages"][row] = -1.25 * fields["response_mask"][row]
+        fields["returns"] = fields["advantages"].clone()
+
+    (found,) = told(recorded(tmp_path / "d", change, stored=stored), "D04")
+    assert found.severity == "warning"
+    assert "advantages of 3 of 30 samples are others" in found.claim
+    assert "rows 2, 9, 17 they are -1.25" in found.claim
