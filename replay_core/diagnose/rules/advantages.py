@@ -149,6 +149,8 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     batch, without the std (Dr. GRPO), leave-one-out (RLOO), OPO, GPG, pass@k, ReMax's recorded baseline, REINFORCE++
     whitened over tokens, with any other epsilon under .05 (solved for), each as it is or clipped; and one baseline and
     scale for all groups (running means) where no estimator of groups is stated: one must agree to 1e-4 (2e-2 in bf16).
+    MaxRL where it is stated; each reward function normalised by itself and summed with the stated weights (GDPO); the
+    group's own normalisation whitened once more over tokens, where that is stated or no estimator of groups is.
 
     Where one does, it is named (info). Where none does in any step, all steps together are held against what a mistake
     makes of them (the other D04).
@@ -420,7 +422,8 @@ def made_by_mistake(case: Case) -> Finding | None:
     group's first, last, best, worst, second best and median reward, its sum over another count; s against the std, the
     variance, 1 / std, the range, a factor or an epsilon on top of each. Further: the sign, absolute values, signs
     alone, a clamp, a constant that is added, one for all, another grouping, another order of rows or of rewards, a
-    division by the length, parts that are 0 or of the other sign. An error where a mistake is sure, or contradicts the
+    division by the length, parts that are 0, of the other sign or the raw rewards, and single rows (a quarter at most)
+    that are written over. An error where a mistake is sure, or contradicts the
     estimator that is stated; a warning where it may be meant or none is found; info where advantages are a rising
     function of a known variant, or of ranks (tanh, another clip), or the stated algorithm is none that is known. The
     raw rewards only where every step has them: an error where an estimator with a baseline is stated, else info.
