@@ -16,6 +16,7 @@ TIMES, STRAIGHT = 2.0, 0.02
 #: What is left of a rate that is to stay, and of the least rate, before they are others.
 STAYS, BELOW = 0.9, 0.5
 _WARM_UP = ("warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters", "lr_warmup_iters")
+_WARM_UP_SHARES = ("warmup_ratio", "lr_warmup_steps_ratio", "lr_warmup_ratio", "warmup_fraction", "lr_warmup_fraction")
 _SCHEDULES = ("lr_scheduler_type", "lr_scheduler", "lr_decay_style", "lr_schedule", "scheduler_type", "warmup_style")
 _RATES, _SHARES = ("min_lr", "lr_min", "min_learning_rate"), ("min_lr_ratio", "min_lr_rate")
 _NEXT = "rldbg diagnose --explain D144   # then print the scheduler's settings, and how often it is stepped"
@@ -41,7 +42,9 @@ def otherwise(log: RunLog) -> Finding | None:
     top = max(values)
     skip_if(not top > 0, "the learning rate is 0")
     warm_up = algorithm.number(*_WARM_UP)
-    if from_start and warm_up and (told := _warmed_otherwise(log, series, warm_up)) is not None:
+    # verl's -1 leaves it to a share of the run, which others state beside a number that it overrides.
+    own = warm_up is not None and warm_up > 1 and not algorithm.number(*_WARM_UP_SHARES)
+    if from_start and warm_up is not None and own and (told := _warmed_otherwise(log, series, warm_up)) is not None:
         return told
     behind = values[values.index(top) :]
     kind = algorithm.word(*_SCHEDULES)
