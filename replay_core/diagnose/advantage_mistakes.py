@@ -113,6 +113,9 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         raise Skip("groups have different sizes: part of the batch may not be in the dump")
     if batch.columns.reward_functions_FB is not None:
         raise Skip(OF_FUNCTIONS)
+    if (some := _but_for_some(batch, unlike)) is not None:
+        yield some
+        return
     algorithm = batch.laid.algorithm
     known = squashed(batch, heard_B, kept_B, reward_B, group_B)
     if algorithm.estimator not in OF_GROUPS and (chosen := _chosen(batch, heard_B, kept_B)) is not None:
@@ -132,6 +135,44 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     yield Guess(
         "info" if is_own else "warning", "none", "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
+    )  # fmt: skip
+
+
+#: The share of the samples that a known variant makes before the others are those that are made otherwise, and
+#: different advantages of them.
+MOST_SAMPLES, DIFFERENT = 0.75, 6
+
+
+def _but_for_some(batch: StepBatch, unlike: Unlike) -> Guess | None:
+    """A known variant that makes the advantages of most samples, and of some of a group but not all of it."""
+    heard_B, close = unlike.heard_B, unlike.close
+    group_B = given(batch.group_B)[unlike.kept_B]
+    best: tuple[int, str, Array] | None = None
+    for name, values_B in _known(batch, unlike.kept_B):
+        if not np.isfinite(values_B).all():
+            continue
+        off_B = np.abs(heard_B - values_B) > close * np.maximum(1, np.abs(values_B))
+        if best is None or off_B.sum() < best[0]:
+            best = int(off_B.sum()), name, off_B
+    if best is None or not 0 < best[0] <= (1 - MOST_SAMPLES) * len(heard_B):
+        return None
+    off, name, off_B = best
+    right = np.unique(np.round(heard_B[~off_B], 5)).size
+    whole = [group for group in np.unique(group_B[off_B]) if off_B[group_B == group].all()]
+    if right < DIFFERENT or whole:
+        return None
+    rows = np.flatnonzero(unlike.kept_B)[off_B]
+    one = np.ptp(heard_B[off_B]) <= float(close.max())
+    if one and abs(float(heard_B[off_B][0])) <= float(close.max()):
+        return None  # samples that are left out on purpose have none
+    return Guess(
+        "warning", "some",
+        f"advantages of {share(off, len(heard_B))} samples are others than their groups give: in all the rest they are "
+        f"{name}, in rows {listed(rows.tolist(), 4)} "
+        + (f"they are {heard_B[off_B][0]:.4g}" if one else "they are not"),
+        "something is written into single rows after the advantages are made: a penalty (for a failed call, for "
+        "length), or a write to one token of a row that is a view of one number and changes all of it; their groups "
+        "no longer add up to 0",
     )  # fmt: skip
 
 
@@ -527,6 +568,16 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         if not gain > 0:
             continue
         if abs(moved) > 1e-2 and abs(off) > 1e-2 and agree(heard_B, gain * values_B + off, close):
+            if _is_centred_over_tokens(batch, heard_B, kept_B):
+                yield Guess(
+                    "warning", "moved",
+                    f"advantages are whitened once more over the tokens of the batch: {gain:.4g} x ({name}) + "
+                    f"{off:.4g}, and no setting says so",
+                    "a second normalisation after the group's own: right where it is meant (adv_norm, "
+                    "whiten_advantages, normalize_advantages), and then it is to be stated; else long answers move the "
+                    "baseline of all groups",
+                )  # fmt: skip
+                break
             yield Guess(
                 "warning", "moved",
                 f"advantages are normalised once more over the batch and moved: {gain:.4g} x ({name}) + {off:.4g}"
@@ -575,6 +626,17 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "advantages are multiplied by the length of their response: a sum over its tokens stands in them",
             "they are added up over a response's tokens instead of standing once: long responses count for more",
         )  # fmt: skip
+
+
+def _is_centred_over_tokens(batch: StepBatch, heard_B: Array, kept_B: Array) -> bool:
+    """Whether the mean over the tokens that count is 0 and their std 1."""
+    if batch.trained_N is None:
+        return False
+    tokens_B = batch.flat.count(batch.trained_N).astype(np.float64)[kept_B]
+    total = float(tokens_B.sum())
+    mean = float(heard_B @ tokens_B) / max(total, 1.0)
+    std = float(np.sqrt(((heard_B - mean) ** 2) @ tokens_B / max(total, 1.0)))
+    return total > 1 and abs(mean) < 1e-3 and abs(std - 1) < 1e-2
 
 
 def _copies_that_make(times: float, sizes_G: Array, name: str) -> int:
@@ -777,7 +839,7 @@ def _moved_rows(batch: StepBatch, unlike: Unlike) -> Guess | None:
 
 def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     """A variant that has the advantages of a third of the groups and more, where in all of the others, though rewards
-    differ, they are 0, or of the other sign.
+    differ, they are 0, or of the other sign; or of two and more, where all others have their raw rewards.
     """
     heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
     reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
@@ -798,6 +860,15 @@ def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             return np.array([not off_B[group_B == group].any() for group in names])
 
         right_G = are(values_B)
+        if 2 <= right_G.sum() < len(names) - 1 and are(reward_B)[~right_G].all():
+            yield Guess(
+                "error", "part",
+                f"advantages are the raw rewards in {share(int((~right_G).sum()), len(names))} groups; in the others "
+                f"they are {name}",
+                "the loop over groups goes in steps of a group's size over their numbers (range(0, batch, size)), or "
+                "ends early: the slices of most groups are never written",
+            )  # fmt: skip
+            return
         if not len(names) <= 3 * right_G.sum() < 3 * len(names):
             continue
         for what, other_B, cause in (

@@ -8,6 +8,7 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array, groups_of
+from replay_core.diagnose.further_variants import further
 from replay_core.diagnose.rule import given
 from replay_core.diagnose.trajectories import earned_T, trajectory_B
 from replay_core.objectives import advantages
@@ -210,6 +211,7 @@ def known_variants(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterato
     if baseline_B is not None:
         yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
     yield from _over_trajectories(batch, reward_B, group_B)
+    yield from further(batch, reward_B, group_B)
 
 
 #: What the name of a variant ends with where a trajectory counts once, whatever rows it has.

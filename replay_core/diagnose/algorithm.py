@@ -170,10 +170,18 @@ class Algorithm:
     @property
     def is_on_of_group(self) -> bool:
         """Whether it is the std of a sample's own group that advantages are divided by, as the run states it."""
-        named = self.word("scale_rewards")  # TRL's words; its other one is `batch`, and says more than a switch
-        if named in ("group", "batch"):
+        if named := self.std_of:
             return named == "group"
         return self.is_on("norm_adv_by_std_in_grpo") is True or self.is_on("grpo_std_normalization") is True
+
+    @property
+    def std_of(self) -> str:
+        """Whose std advantages are divided by, as the run names it: `group`, `batch`, or nothing that is stated."""
+        table = self.value("reward_norm")  # AReaL's
+        level = table.get("std_level") if isinstance(table, Mapping) else None
+        words = (self.word("scale_rewards"), self.word("std_norm"), str(level))  # TRL's, prime-rl's
+        known = {"group": "group", "batch": "batch", "local": "group", "global": "batch"}
+        return next((known[word] for word in words if word in known), "")
 
     @property
     def averaged(self) -> str:

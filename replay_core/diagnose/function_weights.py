@@ -7,15 +7,23 @@ need not be paid for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.regexes import regex
+
+if TYPE_CHECKING:
+    from replay_core.diagnose.flat import Array
 
 #: Steps beyond the number of functions that make a sum no luck; what rounding leaves of it, beside the largest reward.
 FITTING, ROUNDED = 4, 2e-3
 #: A weight below is none.
 NOTHING = 0.01
+#: What stands before a function's name where it is recorded, and not where its weight is stated.
+_PREFIX = regex(r"^(?:reward|score)s?[_/]")
 #: Of the reward's rise, what a part that is paid for instead of answers comes to.
 MOST_OF_IT = 0.5
 
@@ -80,3 +88,20 @@ def paid_instead(log: RunLog, right: Series) -> Series | None:
     ]  # fmt: skip
     by, top = max(parts, key=lambda each: each[0], default=(0.0, None))
     return top if 0 < MOST_OF_IT * rise(reward) <= by else None
+
+
+def stated_weights(algorithm: Algorithm, names: Sequence[str], *, in_order: bool) -> Array | None:
+    """The weights that a run states for these reward functions [F], by their names, or one for all.
+
+    in_order: whether the names stand in the order in which weights are stated, where these have no names.
+    """
+    import numpy as np
+
+    said = algorithm.value("reward_weights")
+    if isinstance(said, dict):
+        # `accuracy` is stated, and `reward_accuracy` is recorded.
+        own = tuple(names) if set(said) == set(names) else tuple(_PREFIX.sub("", name) for name in names)
+        return np.array([float(said[name]) for name in own]) if set(said) == set(own) else None
+    if isinstance(said, list) and len(said) == len(names) and (len(set(said)) == 1 or in_order):
+        return np.array(said, dtype=np.float64)
+    return None

@@ -70,6 +70,7 @@ _AROUND_0 = "the clip range lies around 0, not around 1: nearly every token is c
 _ABOVE_ALONE = "the ratio is clipped above alone, and not below"
 _BELOW_ALONE = "the ratio is clipped below alone, and not above"
 _SWAPPED = "the two clip ranges are swapped: the lower stands above, the higher below"
+_DUAL_OF_ALL = "the dual clip cuts positive advantages, too: their loss is a constant times the advantage"
 _WEIGHT_SQUARED = "the importance weight stands in it twice (squared)"
 _UNCAPPED = "the weight of a log-probability (CISPO) is the bare ratio, and never cut off"
 _WEIGHT_INVERTED = "the importance weight is upside down, rollout over trainer"
@@ -102,6 +103,8 @@ _CAUSES = {
     _AROUND_0: "clamp(ratio, -eps, eps) stands for clamp(ratio, 1 - eps, 1 + eps)",
     _ABOVE_ALONE: "one bound of the clamp is missing",
     _BELOW_ALONE: "one bound of the clamp is missing",
+    _DUAL_OF_ALL: "the smaller of the clipped loss and that constant is taken whatever the advantage's sign is: a good "
+    "answer's loss never depends on the policy, and it is never pushed up",
     _SWAPPED: "clip_low and clip_high are handed over in the wrong order",
     _OF_ENGINE: "the engine's numbers are handed over as the old policy's: rounding between engine and trainer is "
     "taken for a step of the policy",
@@ -122,7 +125,8 @@ _CAUSES = {
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
     _UPSIDE_DOWN, SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _UNWEIGHING, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED,
-    _OF_ENGINE, _OVER_WIDTH, _SMALLER, _WEIGHT_SQUARED, _UNCAPPED, _WEIGHT_INVERTED, _MASK_INVERTED, _CORRECTED_TWICE,
+    _OF_ENGINE, _OVER_WIDTH, _SMALLER, _DUAL_OF_ALL, _WEIGHT_SQUARED, _UNCAPPED, _WEIGHT_INVERTED, _MASK_INVERTED,
+    _CORRECTED_TWICE,
 }  # fmt: skip
 
 
@@ -281,6 +285,9 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
             for ratio_N in kinds:
                 plain_N = policy_loss.clipped(ratio_N, a_N, clip_low=low, clip_high=high)
                 yield Surrogate(-w * plain_N, (low, high), _SIGN)
+            for most in duals:
+                whole_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
+                yield Surrogate(w * np.minimum(whole_N, -most * a_N), (low, high), _DUAL_OF_ALL)
             yield Surrogate(w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), SUMMED)
         yield Surrogate(w * a_N * r_N, None, _SIGN)
     if weights is not None:

@@ -72,7 +72,7 @@ def added_up(case: Case) -> Iterator[Finding]:
     ]  # fmt: skip
     if len(rows) < FEWEST:
         raise Skip(f"needs loss and pg_loss of {FEWEST} micro-batches, and kl_loss for the weight of the KL")
-    scales = _scales(case, [record for *_, record in rows])
+    scales = scales_of(case, [record for *_, record in rows])
     weighed = [row for row in rows if abs(row[2]) > LEAST]
     found: list[Finding | None] = []
     if len(weighed) >= FEWEST:
@@ -155,7 +155,7 @@ def _is_as_stated(weight: float, stated: float) -> bool:
     return abs(weight - 1) <= LEFT or any(1 / WEIGHED < weight / stated * half < WEIGHED for half in (1.0, 2.0, 0.5))
 
 
-def _scales(case: Case, records: list[Record]) -> list[float]:
+def scales_of(case: Case, records: list[Record]) -> list[float]:
     """What a micro-batch's loss may be divided by before its backward: nothing, what is stated, how many there are."""
     stated = case.algorithm.number("divisor", "gradient_accumulation_steps")
     return list(dict.fromkeys([*([1 / stated] if stated else []), 1.0, 1 / _micros_of_update(records)]))

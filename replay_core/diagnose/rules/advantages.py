@@ -28,6 +28,7 @@ from replay_core.diagnose.batch import StepBatch, worked_out_once
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.further_variants import GDPO, MAXRL, OF_ONE_EACH
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.trajectories import earned_T, trajectory_B
 from replay_core.objectives import advantages
@@ -106,12 +107,36 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             f"advantages are divided by the std of the whole batch, and the run states the group's: {name}",
             "the std is taken over the wrong axis: groups of small and of large spread no longer count alike",
         )
+    if batch.laid.algorithm.std_of == "batch" and of_std:
+        return (
+            f"advantages are divided by the std of each group, and the run states the whole batch's: {name}",
+            "the two are swapped where the setting is read, or another one is: groups of small spread count as much as "
+            "those of large",
+        )
+    if name.endswith(MAXRL) and stated in OF_GROUPS and batch.laid.algorithm.names_an_estimator:
+        return (
+            f"advantages are divided by the group's mean reward, and the run states {stated}: {name}",
+            "another estimator is computed than is configured",
+        )
+    if GDPO in name and OF_ONE_EACH in name and _weights_stated(batch):
+        return (
+            f"reward functions are summed with weights of 1 each, and the run states others: advantages are {name}",
+            "the weights are applied to the sum that is logged, and not to the functions that are normalised one by "
+            "one: each counts alike, whatever it is to weigh",
+        )
     if stated == "grpo" and scaled is True and not of_one_std and name.startswith("r - group mean (Dr. GRPO)"):
         return (
             "advantages are not divided by the group's std, and the run states that they are",
             "the setting that divides by the std does not reach the advantages",
         )
     return None
+
+
+def _weights_stated(batch: StepBatch) -> bool:
+    """Whether the run states a weight for each of its reward functions, and not one for all."""
+    said = batch.laid.algorithm.value("reward_weights")
+    each = list(said.values()) if isinstance(said, dict) else said
+    return isinstance(each, list) and len(each) == len(batch.columns.reward_functions) and len(set(each)) > 1
 
 
 @rule("D04", "advantages are not what rewards and groups give", link="advantages", scope="batch",
@@ -124,6 +149,8 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     batch, without the std (Dr. GRPO), leave-one-out (RLOO), OPO, GPG, pass@k, ReMax's recorded baseline, REINFORCE++
     whitened over tokens, with any other epsilon under .05 (solved for), each as it is or clipped; and one baseline and
     scale for all groups (running means) where no estimator of groups is stated: one must agree to 1e-4 (2e-2 in bf16).
+    MaxRL where it is stated; each reward function normalised by itself and summed with the stated weights (GDPO); the
+    group's own normalisation whitened once more over tokens, where that is stated or no estimator of groups is.
 
     Where one does, it is named (info). Where none does in any step, all steps together are held against what a mistake
     makes of them (the other D04).
@@ -395,7 +422,8 @@ def made_by_mistake(case: Case) -> Finding | None:
     group's first, last, best, worst, second best and median reward, its sum over another count; s against the std, the
     variance, 1 / std, the range, a factor or an epsilon on top of each. Further: the sign, absolute values, signs
     alone, a clamp, a constant that is added, one for all, another grouping, another order of rows or of rewards, a
-    division by the length, parts that are 0 or of the other sign. An error where a mistake is sure, or contradicts the
+    division by the length, parts that are 0, of the other sign or the raw rewards, and single rows (a quarter at most)
+    that are written over. An error where a mistake is sure, or contradicts the
     estimator that is stated; a warning where it may be meant or none is found; info where advantages are a rising
     function of a known variant, or of ranks (tanh, another clip), or the stated algorithm is none that is known. The
     raw rewards only where every step has them: an error where an estimator with a baseline is stated, else info.

@@ -14,6 +14,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown, warning
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import is_of_two
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -559,6 +560,10 @@ def beside(case: Case) -> Finding | None:
     And values of samples that share a prompt and all tokens before a place, and there go apart: a value that is read
     before its token is one number at such a place. An error where it is one where the token is shared, too, and
     another where only the token differs (12 such places and more), while GAE makes the returns of it as it is.
+
+    Where these are not the critic's own values (over a quarter of their spread from them, in the mean, a correlation
+    below .9): an error where they are those of other samples, in three of ten rows that tell; a warning where one
+    factor (1.05 times and more off 1) makes nearly all of them, or nothing known does, in 2 steps and more.
     """
     known = _Shared()
     for batch in case.batches():
@@ -586,7 +591,7 @@ def beside(case: Case) -> Finding | None:
     apart, late, early = (float(np.concatenate(each).mean()) for each in (own, after, before))
     size = float(np.concatenate(own).size)
     if apart < APART or min(late, early) > NEAR * apart:
-        return None
+        return _not_its_own(case)
     words = "after" if late < early else "before"
     return error(
         f"values are shifted by one token: each is what the critic gives at the token {words} it, before any update",
@@ -597,6 +602,99 @@ def beside(case: Case) -> Finding | None:
         "of the state before its token; GAE and returns are then of other places than the critic's predictions",
         steps=sorted(steps),
     )  # fmt: skip
+
+
+#: Of the values' spread, how far recorded ones lie from the critic's own before they are others; the correlation that
+#: rounding, dropout and a scale leave; steps that show it; how far off 1 a factor is no rounding, and what it leaves.
+FAR, TOGETHER, SHOWN, FACTOR, LEAVES = 0.25, 0.9, 2, 1.05, 0.02
+#: Rows that tell whose values they have, of those the share that has another row's, and tokens of a row that tell.
+TELLING, OTHERS, OF_A_ROW = 6, 0.3, 3
+
+
+def _not_its_own(case: Case) -> Finding | None:
+    """Values that are not those the critic gives these samples in its first update, nor its neighbours': another
+    sample's, a multiple of them, or nothing known.
+    """
+    told, foreign, telling, looked = [], 0, 0, 0
+    pairs: list[tuple[int, int]] = []
+    for batch in case.batches():
+        parts = [part for part in value_rows(batch) if not part.epoch and not part.minibatch]
+        if not parts or sum(len(part.new) for part in parts) < TOKENS:
+            continue
+        new, old = (np.concatenate([getattr(part, name) for part in parts]) for name in ("new", "old"))
+        rows = np.concatenate([part.sample + 1e6 * at for at, part in enumerate(parts)])
+        looked += 1
+        spread = float(new.std())
+        if not spread > APART or not old.std() > 0:
+            continue
+        factor = float(new @ old) / float(new @ new)
+        is_scaled = float(np.abs(old - factor * new).max()) <= LEAVES * float(np.abs(old).max())
+        alike = float(np.corrcoef(new, old)[0, 1])
+        if is_scaled and factor > 0 and max(factor, 1 / factor) > FACTOR:
+            told.append((batch, factor, alike, float(np.abs(old - new).mean())))
+        elif alike < TOGETHER and float(np.abs(old - new).mean()) > FAR * spread:
+            told.append((batch, math.nan, alike, float(np.abs(old - new).mean())))
+            whose = _whose(new, old, rows)
+            telling += len(whose)
+            foreign += sum(own != other for own, other in whose)
+            pairs += [(own, other) for own, other in whose if own != other]
+    if len(told) < SHOWN or 2 * len(told) < looked:
+        return None
+    batch, factor, alike, apart = told[0]
+    place = batch.laid.where("values", sample=0)
+    steps = sorted({each.step for each, *_ in told if each.step is not None})
+    figures = [
+        shown("mean distance to what the critic gives the same tokens", apart, "0"),
+        shown("correlation of the two", alike, "1"),
+        shown("steps that show it", len(told), None, f"of {looked}"),
+    ]
+    next_step = "rldbg diagnose --explain D101   # then read the critic twice over one micro-batch"
+    if telling >= TELLING and foreign >= OTHERS * telling:
+        return error(
+            f"values are those of other samples: in {foreign} of {telling} rows they are what the critic gives another "
+            "row of the batch, before any update",
+            place, *figures,
+            shown("first: the row, and whose values it has", ", ".join(f"{own}: {other}" for own, other in pairs[:4])),
+            cause="rows are picked twice, or with indices of another loop, where values are read before the updates: "
+            "advantages and returns of a sample are made of another sample's values",
+            next_step=next_step, steps=steps,
+        )  # fmt: skip
+    factors = [each for _, each, *_ in told]
+    if not any(math.isnan(each) for each in factors) and np.ptp(factors) <= LEAVES * max(factors):
+        return warning(
+            f"values are {factor:.4g} times what the critic gives the same tokens in its first update",
+            place, *figures,
+            cause="they are scaled on one side alone: divided by the sampling temperature like logits, by a running "
+            "scale that is not undone, or by a setting of the rollout's critic",
+            next_step=next_step, steps=steps,
+        )  # fmt: skip
+    if all(math.isnan(each) for each in factors):
+        return warning(
+            "values are not what the critic gives the same tokens in its first update, before anything moved",
+            place, *figures,
+            cause="they are of other weights (a critic that was updated in between, or is loaded anew), of rows in "
+            "another order, or dropout is on in one of the two",
+            next_step=next_step, steps=steps,
+        )  # fmt: skip
+    return None
+
+
+def _whose(new: Array, old: Array, rows: Array) -> list[tuple[int, int]]:
+    """(row, the row whose new values its old ones are), of rows whose values are one row's alone."""
+    each = [np.flatnonzero(rows == row) for row in np.unique(rows)]
+    found = []
+    for at, own in enumerate(each):
+        if len(own) < OF_A_ROW:
+            continue
+        near = []
+        for other in each:
+            size = min(len(own), len(other))
+            is_told = size >= OF_A_ROW
+            near.append(float(np.abs(old[own[:size]] - new[other[:size]]).mean()) if is_told else math.inf)
+        best = int(np.argmin(near))
+        if near[best] <= NEAR * max(near[at], APART) or (best == at and near[at] <= APART):
+            found.append((at, best))
+    return found
 
 
 #: Steps, and tokens of each, before a scale is one; how many times the largest return values may come to.

@@ -44,7 +44,7 @@ NOTHING = 5e-9
 #: How many times where it began the reward that is lost has come to, before that is what it fell from.
 HIGHER = 1.2
 #: What a run calls the optimizer steps that it is to take.
-_TOTAL = ("total_steps", "max_steps", "total_training_steps", "num_steps", "steps", "num_training_steps", "max_iters")
+TOTAL = ("total_steps", "max_steps", "total_training_steps", "num_steps", "steps", "num_training_steps", "max_iters")
 #: Two forwards of one set of weights differ by less in float32.
 SAME = 1e-6
 #: A KL that no learning shows in.
@@ -134,7 +134,7 @@ def rate(log: RunLog) -> Iterator[Finding]:
     stood = far is not None and len(far.finite) >= 10 and max(map(abs, far.finite)) < STOOD
     from_nothing = from_nothing or (rising and abs(values[0]) <= 1.05 * median(rises) and len(values) >= MANY)
     stood = stood or (rising and abs(values[0]) <= 1.05 * median(rises) and _rests(log))
-    total = log.algorithm.number(*_TOTAL)
+    total = log.algorithm.number(*TOTAL)
     over = total is not None and len(values) >= max(total - 1, MANY)
     if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or over):
         yield warning(
@@ -174,7 +174,7 @@ _LEAST_RATES = ("min_lr", "min_lr_ratio", "min_lr_rate", "lr_min", "final_lr", "
 
 def _ends_early(log: RunLog, series: Series, spent: int) -> Finding | None:
     """A rate of 0 in the last steps of the run, one for each step up to the total that is stated."""
-    values, total = series.finite, log.algorithm.number(*_TOTAL)
+    values, total = series.finite, log.algorithm.number(*TOTAL)
     idle = len(values) - spent
     if total is None or len(values) != len(series.points) or abs(len(values) - total) > 1:
         return None
@@ -197,7 +197,7 @@ def _does_not_decay(log: RunLog, series: Series) -> Finding | None:
     algorithm, values = log.algorithm, series.finite
     # verl's warmup_style names the whole schedule; elsewhere a linear one is how the rate rises.
     kind = algorithm.word(*_SCHEDULES) or algorithm.word("warmup_style").replace("linear", "")
-    total, decay, waves = (algorithm.number(*names) for names in (_TOTAL, _DECAY_STEPS, ("num_cycles",)))
+    total, decay, waves = (algorithm.number(*names) for names in (TOTAL, _DECAY_STEPS, ("num_cycles",)))
     if kind not in ("cosine", "linear") or any(algorithm.number(name) for name in _LEAST_RATES) or total is None:
         return None
     # A longer decay, or a wave that comes back up, is meant to end high.
@@ -280,7 +280,7 @@ def settings(case: Case) -> Finding | None:
     """
     facts = case.run.facts
     warmup = stated_number(facts, "warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters")
-    total = stated_number(facts, *_TOTAL)
+    total = stated_number(facts, *TOTAL)
     lr = stated_number(facts, "lr", "learning_rate", "actor_lr")
     skip_if(warmup is None and lr is None, "no settings are noted")
     if warmup is not None and total is not None and warmup >= total > 0 and warmup > 1:

@@ -26,7 +26,7 @@ PAIRS, LOSSES, CLOSE, EXACT = 4, 3, 1e-3, 2e-5
 NEARER, OFF = 5.0, 0.5
 _SIDE = r"(?:^|[._/ ])(?P<of>policy|ref|reference)?_?(?P<side>chosen|rejected)_?"
 _LOGPS = regex(_SIDE + r"(?:logps|log_?probs?|logprobs)$", re.IGNORECASE)
-_REWARDS = regex(r"(?:^|[._/ ])(?:rewards?[_/])?(?P<side>chosen|rejected)(?:_rewards?)?$", re.IGNORECASE)
+REWARDS = regex(r"(?:^|[._/ ])(?:rewards?[_/])?(?P<side>chosen|rejected)(?:_rewards?)?$", re.IGNORECASE)
 _REF_FIRST = regex(r"(?:^|[._/ ])(?P<of>ref|reference)_(?P<side>chosen|rejected)", re.IGNORECASE)
 
 
@@ -96,7 +96,7 @@ def _shared(batch: StepBatch, one: int, other: int) -> int:
     return int(unlike[0]) if unlike.size else size
 
 
-class _Pairs(Struct, frozen=True):
+class Pairs(Struct, frozen=True):
     """One record's pairs: log-probabilities of policy and reference by side, rewards and loss where they are there."""
 
     record: Record
@@ -120,7 +120,7 @@ class _Pairs(Struct, frozen=True):
         return Where.of(self.record, self.names[of, side])
 
 
-def _pairs_of(record: Record) -> _Pairs | None:
+def pairs_of(record: Record) -> Pairs | None:
     try:
         refs = [ref for ref in record.tensors() if not ref.is_text and ref.is_readable]
     except RldbgError:
@@ -135,7 +135,7 @@ def _pairs_of(record: Record) -> _Pairs | None:
             of = "ref" if first is not None or (said["of"] or "").lower().startswith("ref") else "policy"
             names[of, said["side"].lower()] = ref.name
             logps[of, said["side"].lower()] = np.asarray(pages.array(ref), dtype=np.float64)
-        elif len(ref.shape) == 1 and ref.numel > 1 and (said := _REWARDS.search(ref.name)) is not None:
+        elif len(ref.shape) == 1 and ref.numel > 1 and (said := REWARDS.search(ref.name)) is not None:
             rewards[said["side"].lower()] = np.asarray(pages.array(ref), dtype=np.float64)
         elif (ref.canonical or ref.name) == "loss" and ref.numel == 1:
             loss = float(np.asarray(pages.array(ref)).reshape(-1)[0])
@@ -149,7 +149,7 @@ def _pairs_of(record: Record) -> _Pairs | None:
         counts = (mask != 0).sum(1).astype(np.float64)
         tokens = {"chosen": counts[:half], "rejected": counts[half:]}
     rewards = {side: values for side, values in rewards.items() if values.size == half}
-    return _Pairs(record, names, logps, rewards, loss, tokens)
+    return Pairs(record, names, logps, rewards, loss, tokens)
 
 
 @rule("D154", "the loss of pairs is made of other numbers than is stated", link="loss", scope="case", lasts=True,
@@ -172,7 +172,7 @@ def made_otherwise(case: Case) -> Finding | None:
     the reference left out, another label smoothing, a beta of 1 or its inverse, or log-probabilities divided by their
     tokens (which some state: then nothing is said): an error.
     """
-    every = [pairs for record in case.records() if (pairs := _pairs_of(record)) is not None]
+    every = [pairs for record in case.records() if (pairs := pairs_of(record)) is not None]
     skip_if(not every, "needs log-probabilities of chosen and rejected answers, of policy and reference")
     if sum(one.logps["policy", "chosen"].size for one in every) < PAIRS:
         return None
@@ -182,13 +182,13 @@ def made_otherwise(case: Case) -> Finding | None:
     return None
 
 
-def _steps(every: list[_Pairs]) -> list[int | None]:
+def steps_of_pairs(every: list[Pairs]) -> list[int | None]:
     return list(dict.fromkeys(one.record.key.step for one in every))
 
 
-def _of_other_rows(every: list[_Pairs]) -> Finding | None:
+def _of_other_rows(every: list[Pairs]) -> Finding | None:
     other = {"chosen": "rejected", "rejected": "chosen"}
-    ways: dict[str, Callable[[_Pairs, str], Array]] = {
+    ways: dict[str, Callable[[Pairs, str], Array]] = {
         "the next row": lambda one, side: np.roll(one.logps["ref", side], 1),
         "the row before": lambda one, side: np.roll(one.logps["ref", side], -1),
         "the batch turned around": lambda one, side: one.logps["ref", side][::-1],
@@ -211,18 +211,18 @@ def _of_other_rows(every: list[_Pairs]) -> Finding | None:
                     link="ref",
                     cause="reference log-probabilities are computed in another order (a shuffled or sorted loader, a "
                     "cache from before the shuffle, a gather over ranks) than the pairs are trained in",
-                    steps=_steps(every),
+                    steps=steps_of_pairs(every),
                 )
     return None
 
 
-def _rewards_swapped(every: list[_Pairs], algorithm: Algorithm) -> Finding | None:
+def _rewards_swapped(every: list[Pairs], algorithm: Algorithm) -> Finding | None:
     beta = algorithm.number("beta", "dpo_beta", "kl_beta")
     told = [one for one in every if len(one.rewards) == 2]
     if beta is None or len(told) < LOSSES:
         return None
 
-    def made(one: _Pairs, side: str) -> Array:
+    def made(one: Pairs, side: str) -> Array:
         values: Array = beta * (one.logps["policy", side] - one.logps["ref", side])
         return values
 
@@ -245,11 +245,11 @@ def _rewards_swapped(every: list[_Pairs], algorithm: Algorithm) -> Finding | Non
         shown("records that agree", len(told)),
         cause="the two halves of the joined batch are split in the wrong order, or a collator joins rejected answers "
         "first",
-        steps=_steps(told),
+        steps=steps_of_pairs(told),
     )  # fmt: skip
 
 
-def _dpo(z: Array, smoothing: float) -> float:
+def dpo_loss(z: Array, smoothing: float) -> float:
     """The mean loss of margins (times beta), with a share of the labels turned."""
     return float(((1 - smoothing) * np.logaddexp(0.0, -z) + smoothing * np.logaddexp(0.0, z)).mean())
 
@@ -262,23 +262,26 @@ class _PairLoss(Struct, frozen=True):
     made: list[float]
 
 
-def _mistakes(every: list[_Pairs], beta: float, smoothing: float) -> Iterator[_PairLoss]:
+def _mistakes(every: list[Pairs], beta: float, smoothing: float) -> Iterator[_PairLoss]:
     margins = [one.margin() for one in every]
     yield _PairLoss(
         "of the margin turned around: chosen and rejected are swapped, and the policy learns to prefer the worse",
         "the two halves of the joined batch are split in the wrong order, or the margin is negated",
-        [_dpo(-beta * z, smoothing) for z in margins],
+        [dpo_loss(-beta * z, smoothing) for z in margins],
     )
     yield _PairLoss(
         "without the reference: its log-probabilities have no part in the margin",
         "the reference-free loss is switched on, or its log-probabilities are 0 where the loss is made",
-        [_dpo(beta * (one.logps["policy", "chosen"] - one.logps["policy", "rejected"]), smoothing) for one in every],
+        [
+            dpo_loss(beta * (one.logps["policy", "chosen"] - one.logps["policy", "rejected"]), smoothing)
+            for one in every
+        ],
     )
     for other in sorted({0.0, 0.05, 0.1, 0.2, 0.3} - {smoothing}):
         yield _PairLoss(
             f"with a label smoothing of {other:g}, and {smoothing:g} is stated",
             "the setting does not reach the loss: a default stands in its place",
-            [_dpo(beta * z, other) for z in margins],
+            [dpo_loss(beta * z, other) for z in margins],
         )
     for times, words in (
         (1.0, "1"),
@@ -289,7 +292,7 @@ def _mistakes(every: list[_Pairs], beta: float, smoothing: float) -> Iterator[_P
             yield _PairLoss(
                 f"with a beta of {words}, and {beta:g} is stated",
                 "the margin is not multiplied by beta, is divided by it, or is multiplied twice",
-                [_dpo(times * z, smoothing) for z in margins],
+                [dpo_loss(times * z, smoothing) for z in margins],
             )
     if all(
         one.tokens and min(map(float, one.tokens["chosen"])) > 0 and min(map(float, one.tokens["rejected"])) > 0
@@ -299,11 +302,11 @@ def _mistakes(every: list[_Pairs], beta: float, smoothing: float) -> Iterator[_P
             "of means over tokens: log-probabilities are divided by their answers' lengths, and none is stated",
             "the average log-probability is taken where the sum is meant: margins are as many times smaller, and beta "
             "is worth less the longer answers are",
-            [_dpo(beta * one.margin(by_token=True), smoothing) for one in every],
+            [dpo_loss(beta * one.margin(by_token=True), smoothing) for one in every],
         )  # fmt: skip
 
 
-def _other_loss(every: list[_Pairs], algorithm: Algorithm) -> Finding | None:
+def _other_loss(every: list[Pairs], algorithm: Algorithm) -> Finding | None:
     beta = algorithm.number("beta", "dpo_beta", "kl_beta")
     kind = algorithm.word("loss_type", "dpo_loss_type", "pref_loss")
     told = [one for one in every if one.loss is not None and np.isfinite(one.loss)]
@@ -318,10 +321,10 @@ def _other_loss(every: list[_Pairs], algorithm: Algorithm) -> Finding | None:
     def makes(made: list[float]) -> bool:
         return all(abs(value - given(one.loss)) <= EXACT * abs(value) for value, one in zip(made, told, strict=True))
 
-    def nears(value: float, one: _Pairs) -> bool:
+    def nears(value: float, one: Pairs) -> bool:
         return abs(value - given(one.loss)) <= 5 * EXACT * abs(value)
 
-    right = [_dpo(beta * one.margin(), smoothing) for one in told]
+    right = [dpo_loss(beta * one.margin(), smoothing) for one in told]
     # Margins near 0 tell nothing: there all ways come to ln 2.
     if sum(not nears(value, one) for value, one in zip(right, told, strict=True)) < LOSSES:
         return None
@@ -340,5 +343,5 @@ def _other_loss(every: list[_Pairs], algorithm: Algorithm) -> Finding | None:
         Where.of(one.record, "loss"),
         *evidence,
         cause=way.cause,
-        steps=_steps(told),
+        steps=steps_of_pairs(told),
     )

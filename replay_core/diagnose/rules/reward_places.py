@@ -23,6 +23,9 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
     made token by token: a quarter of them and more is an error; so is a reward on the first token of every
     response, and, where a critic's values are recorded, one reward before the last token of every response. Where one
     advantage stands for a response it is made of the row's sum: a warning there, of rewards that lie in the padding.
+    Without a critic, rewards of a penalty on tokens inside of responses that do not count (tool output) are an error
+    where the sum of what is to come over all tokens makes the returns (else the advantages, but for a scale and a
+    constant) of all tokens that count, and the sum over those that count does not.
     There, rewards on sampled tokens that do not count (2 responses and more, not over .6 of them) are worth knowing; a
     warning where a rejection of tokens is stated.
     """
@@ -45,6 +48,8 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
     lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
     if summed and (paid_all_the_same := _on_rejected_tokens(batch, column, name)) is not None:
         return paid_all_the_same
+    if not summed and (paid_off := _summed_over_all(batch, name)) is not None:
+        return paid_off
     if lost_B.sum() < 2 or lost_B.sum() < 0.25 * heard_B.sum():
         return None
     if not summed and (penalty := _unmasked_penalty(batch, name, lost_B, whole_B - inside_B)) is not None:
@@ -126,6 +131,73 @@ def _unmasked_penalty(batch: StepBatch, name: str, lost_B: Array, off_B: Array) 
         cause="rewards are scores less coefficient x KL, token by token, and the KL of padding is left in: returns "
         "that run over the row from its end carry it into all tokens before",
     )  # fmt: skip
+
+
+#: Rows with rewards on tokens that do not count, inside of the response; what a sum leaves of the returns' spread where
+#: it makes them, and where it does not.
+INSIDE, MADE, UNMADE = 4, 2e-3, 2e-2
+#: The share of the tokens that do not count inside of responses which a penalty lies on.
+DENSE = 0.8
+
+
+def _summed_over_all(batch: StepBatch, name: str) -> Finding | None:
+    """Returns that hold the penalty of tokens which do not count."""
+    rewards, response_N = batch.columns.of(name), batch.response_N
+    returns = batch.columns.of("returns") or batch.columns.of("advantages")
+    if rewards is None or returns is None or response_N is None or batch.columns.ref("values") is not None:
+        return None
+    trained_N = given(batch.trained_N)
+    values_N = np.where(rewards.said_N & response_N, np.nan_to_num(rewards.values_N), 0.0)
+    every_N, own_N = np.zeros_like(values_N), np.zeros_like(values_N)
+    inside_B = np.zeros(len(batch), dtype=bool)
+    for sample, span in enumerate(batch.flat.spans):
+        counted = np.flatnonzero(trained_N[span])
+        if not counted.size:
+            continue
+        row = values_N[span].copy()
+        row[counted[-1] + 1 :] = 0.0
+        kept = np.where(trained_N[span], row, 0.0)
+        inside_B[sample] = bool((np.abs(row - kept) > 1e-6).any())
+        every_N[span], own_N[span] = row[::-1].cumsum()[::-1], kept[::-1].cumsum()[::-1]
+    both_N = trained_N & returns.said_N & np.isfinite(returns.values_N)
+    if inside_B.sum() < INSIDE or both_N.sum() < INSIDE:
+        return None
+    made_N = returns.values_N[both_N]
+    left = [_left(made_N, each_N[both_N]) for each_N in (every_N, own_N)]
+    if left[0] > MADE or left[1] < UNMADE:
+        return None
+    off_N = np.where(trained_N, 0.0, values_N)
+    # An environment may pay where its output ends: a penalty lies on nearly all of the output, and no score does.
+    scores = batch.columns.of("token_scores") if name == "token_rewards" else None
+    if scores is not None and (np.abs(np.nan_to_num(scores.values_N))[scores.said_N & (off_N != 0)] > 1e-6).any():
+        return None
+    ends_N = np.zeros(trained_N.size, dtype=bool)
+    for span in batch.flat.spans:
+        counted = np.flatnonzero(trained_N[span])
+        if counted.size:
+            ends_N[span.start + counted[0] : span.start + counted[-1]] = True
+    if (off_N != 0).sum() < DENSE * (ends_N & ~trained_N).sum():
+        return None
+    return error(
+        f"returns hold rewards of tokens that do not count: {name} of {int((np.abs(off_N) > 1e-6).sum())} tokens "
+        f"inside of {int(inside_B.sum())} responses (tool output) are added up into all tokens before them",
+        batch.laid.where(name, sample=inside_B),
+        shown(f"what the sum over all tokens leaves of the {returns.name}, of their spread", left[0], "> 0.02"),
+        shown("what the sum over the tokens that count leaves", left[1], "0"),
+        shown("largest reward on a token that does not count", float(np.abs(off_N).max()), "0"),
+        cause="a KL penalty is taken off token by token and not multiplied by the loss mask: what policy and reference "
+        "differ by on tool output, which neither wrote, is charged to the tokens before it",
+        next_step="rldbg diagnose --explain D53   # then multiply the penalty by the mask before it is added up",
+    )
+
+
+def _left(made_N: Array, sum_N: Array) -> float:
+    """The largest part of what is made that a line of the sum leaves, in shares of its spread."""
+    spread = float(made_N.std())
+    if not spread > 0 or not sum_N.std() > 0:
+        return float("inf")
+    slope, level = np.polyfit(sum_N, made_N, 1)
+    return float(np.abs(made_N - slope * sum_N - level).max()) / spread if slope > 0 else float("inf")
 
 
 def _in_one_column(batch: StepBatch, name: str, lost_B: Array) -> bool:

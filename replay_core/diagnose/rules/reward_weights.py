@@ -9,6 +9,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, finding, listed, shown
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.function_weights import stated_weights
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.signals import RunLog
 from replay_core.regexes import regex
@@ -116,7 +117,6 @@ def _one_for_all(case: Case) -> Finding | None:
 
 #: Names of a reward's parts beside `rewards`, as trainers of one's own have them.
 _PART = regex(r"^(?:reward|score)s?[_/]\w+$")
-_PREFIX = regex(r"^(?:reward|score)s?[_/]")
 
 
 def _names(batch: StepBatch) -> list[str]:
@@ -158,16 +158,9 @@ def _solved(batch: StepBatch) -> _Summed | None:
 def _stated(case: Case, one: _Summed) -> Array | None:
     """The weights that the run states, by the functions' names, or one for all."""
     batch = next(iter(case.batches()))
-    said = batch.laid.algorithm.value("reward_weights")
-    if isinstance(said, dict):
-        # `accuracy` is stated, and `reward_accuracy` is recorded.
-        names = one.names if set(said) == set(one.names) else tuple(_PREFIX.sub("", name) for name in one.names)
-        return np.array([float(said[name]) for name in names]) if set(said) == set(names) else None
     # TRL's mixin records the functions in the order in which their weights are stated; others in any.
     in_order = all(name.startswith("rewards_per_func.") for name in _names(batch))
-    if isinstance(said, list) and len(said) == len(one.names) and (len(set(said)) == 1 or in_order):
-        return np.array(said, dtype=np.float64)
-    return None
+    return stated_weights(batch.laid.algorithm, one.names, in_order=in_order)
 
 
 #: Rows that are not the sum of their own parts, and different sums, before a number of rows between them is no chance;

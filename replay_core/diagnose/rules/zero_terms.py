@@ -26,23 +26,23 @@ _OF_CRITICS = frozenset({"value", "values", "vf", "v"})
 _PLAIN = frozenset({"loss", "losses", "mean", "avg", "train", "actor", "critic", "policy", "metrics", "fn", "step"})
 
 
-def _words(name: str) -> frozenset[str]:
+def words_of(name: str) -> frozenset[str]:
     return frozenset(word for word in re.split(r"[^a-z0-9]+", name.lower()) if word)
 
 
-def _weight_of(term: frozenset[str], settings: dict[str, list[Any]]) -> tuple[str, float] | None:
+def weight_of(term: frozenset[str], settings: dict[str, list[Any]]) -> tuple[str, float] | None:
     """The setting that weighs a term: it has all of the term's words and one for a weight, and is a number above 0."""
     for name, values in settings.items():
-        words = _words(name)
+        words = words_of(name)
         numbers = [as_number(value) for value in values]
         if term <= words and words & _WEIGHS and all(number is not None and number > 0 for number in numbers):
             return name, float(numbers[0] or 0.0)
     return None
 
 
-def _is_off(term: frozenset[str], settings: dict[str, list[Any]]) -> bool:
+def is_off(term: frozenset[str], settings: dict[str, list[Any]]) -> bool:
     """Whether a switch of the term is off, or it is put off to a later step."""
-    own = [(_words(name), values) for name, values in settings.items() if term <= _words(name)]
+    own = [(words_of(name), values) for name, values in settings.items() if term <= words_of(name)]
     return any(False in values or words & {"start", "warmup", "after", "begin", "delay"} for words, values in own)
 
 
@@ -79,15 +79,15 @@ def never_counts(case: Case) -> Finding | None:
                 steps.setdefault(name, set()).add(record.key.step)
     skip_if(not values, "no loss is logged")
     for name, each in values.items():
-        term = _words(name) - _PLAIN
+        term = words_of(name) - _PLAIN
         if not term or term & _OTHERS or len(each) < NUMBERS or len(steps.get(name, ())) < STEPS:
             continue
-        if any(value != 0 or math.isnan(value) for value in each) or _is_off(term, settings):
+        if any(value != 0 or math.isnan(value) for value in each) or is_off(term, settings):
             continue
         # Estimators of groups have no critic, and configurations a weight of its loss all the same.
         if term & _OF_CRITICS and case.algorithm.estimator in OF_GROUPS:
             continue
-        weight = _weight_of(term, settings)
+        weight = weight_of(term, settings)
         if weight is None:
             continue
         return warning(

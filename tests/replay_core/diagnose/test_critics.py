@@ -153,3 +153,60 @@ def test_a_critics_loss_over_padding_is_told_by_the_mask_beside_its_samples(
                 record("loss", role="critic", values=torch.tensor(new_BT).float(), loss=torch.tensor(loss), **key)
     recorder.close()
     assert (of(look(tmp_path / "d", "D62"), "D62") is not None) == told
+
+
+def _before_and_in_its_update(folder: Path, how: str) -> Any:
+    """Values that are read before the updates, of a critic of the last two tokens, and those of its first update."""
+    draw = np.random.default_rng(2)
+    table_VV = draw.normal(0, 1, (30, 30))
+    with Recorder(folder) as recorder:
+        for step in range(3):
+            ids_BS = draw.integers(3, 30, (12, 12))
+            mask_BS = (np.arange(12) >= 3) * np.ones((12, 1), dtype=np.int64)
+            mask_BS[::2, 10:] = 0
+            new_BT = table_VV[ids_BS[:, :-1], np.roll(ids_BS, 1, 1)[:, :-1]]
+            others_VV = draw.normal(0, 1, (30, 30))
+            old_BT = {
+                "another row's": new_BT[np.arange(12) ^ 1],
+                "some of other rows": new_BT[np.arange(12) % 6],
+                "scaled": new_BT / 0.7,
+                "dropout": new_BT + 0.2 * draw.normal(0, 1, (12, 11)),
+                "other weights": others_VV[ids_BS[:, :-1], np.roll(ids_BS, 1, 1)[:, :-1]],
+                "half of the run": new_BT if step else new_BT[::-1],
+                "normalised": 2 * new_BT + 0.5,
+            }.get(how, new_BT)
+            if how == "bf16":
+                old_BT = torch.tensor(old_BT).bfloat16().double().numpy()
+            common = {"input_ids": ids_BS, "attention_mask": np.ones_like(ids_BS), "response_mask": mask_BS}
+            with recorder.step(step) as record:
+                record("trajectory", {name: torch.tensor(each) for name, each in common.items()})
+                due = torch.tensor(draw.normal(0, 1, (12, 11))).float()
+                record("values", role="critic", values=torch.tensor(old_BT.copy()).float(), returns=due)
+                for micro in range(2):
+                    rows = slice(6 * micro, 6 * micro + 6)
+                    key: dict[str, Any] = {"micro": micro, "epoch": 0, "minibatch": 0}
+                    record("forward_data", {name: torch.tensor(each[rows]) for name, each in common.items()}, **key)
+                    record("loss", role="critic", values=torch.tensor(new_BT[rows]).float(), loss=torch.tensor(1.0),
+                           **key)  # fmt: skip
+    return of(look(folder, "D101"), "D101")
+
+
+@pytest.mark.parametrize(
+    ("how", "severity", "words"),
+    [
+        ("another row's", "error", "those of other samples: in 36 of 36 rows"),
+        ("some of other rows", "error", "those of other samples"),
+        ("scaled", "warning", "1.429 times"),
+        ("other weights", "warning", "not what the critic gives"),
+    ],
+)
+def test_values_that_are_not_the_critics_own_are_told(how: str, severity: str, words: str, tmp_path: Path) -> None:
+    found = _before_and_in_its_update(tmp_path / "d", how)
+    assert found is not None
+    assert found.severity == severity
+    assert words in found.claim
+
+
+@pytest.mark.parametrize("how", ["its own", "bf16", "dropout", "half of the run", "normalised"])
+def test_values_that_are_the_critics_own_or_of_another_unit_are_nothing(how: str, tmp_path: Path) -> None:
+    assert _before_and_in_its_update(tmp_path / "d", how) is None

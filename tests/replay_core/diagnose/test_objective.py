@@ -75,6 +75,8 @@ def recorded(path: Path, fault: str = "", **settings: Any) -> Diagnosis:
                 token = -token if fault == "sign" else token
                 if most := {"dual at 1.05": 1.05, "dual at 3": 3.0, "dual at 5": 5.0}.get(fault):
                     token = torch.where(a < 0, torch.minimum(token, -most * a), token)
+                if fault == "dual of all":
+                    token = torch.minimum(token, -3 * a)
                 pg = (token * m).sum() / m.sum()
                 d = ref[ix] - new
                 kl = ((-d if fault == "k1" else d.exp() - d - 1) * m).sum() / m.sum()
@@ -98,6 +100,7 @@ def recorded(path: Path, fault: str = "", **settings: Any) -> Diagnosis:
         ("smaller", {}, "D50", "the smaller of clipped and unclipped"),
         ("sign", {}, "D50", "the sign is wrong"),
         ("dual at 1.05", {"clip_ratio_c": 3.0}, "D50", "the dual clip acts at 1.05, and the run states 3"),
+        ("dual of all", {}, "D50", "the dual clip cuts positive advantages, too"),
         ("refreshed", {}, "D60", "refreshed in every mini-batch"),
         ("k1", {}, "D29", "the KL loss is k1, and the run states k3"),
         ("batch", {}, "D04", "over the whole batch"),

@@ -1,0 +1,263 @@
+"""Losses of pairs beside DPO's: IPO's, KTO's, a reward model's, and a term of supervised learning that is added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from msgspec import Struct
+
+from replay_core import pages
+from replay_core.diagnose.algorithm import Algorithm
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, Where, error, finding, shown
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rules.pair_rows import LOSSES, REWARDS, Pairs, dpo_loss, pairs_of, steps_of_pairs
+from replay_core.errors import RldbgError
+from replay_core.records import Record
+from replay_core.regexes import regex
+
+#: How nearly a loss is made again; and how many times the stated weight is another one.
+EXACT, WEIGHED = 5e-5, 1.5
+_SUPERVISED = regex(r"(?:^|[._/ ])(?:chosen_)?(?:nll|sft|ce)_loss$")
+#: How runs state its weight.
+_WEIGHTS = ("rpo_alpha", "sft_coef", "pref_ftx", "nll_loss_coef", "dpo_ftx", "sft_loss_weight", "sft_loss_coef")
+
+
+class _Way(Struct, frozen=True):
+    """A way to make losses of pairs: the losses, and what is wrong with it, empty where nothing is."""
+
+    made: list[float]
+    what: str = ""
+    cause: str = ""
+
+
+def _numbers(record: Record, wanted: Callable[[str], bool]) -> list[tuple[str, Array]]:
+    try:
+        return [
+            (ref.canonical or ref.name, np.asarray(pages.array(ref), dtype=np.float64).reshape(-1))
+            for ref in record.tensors()
+            if not ref.is_text and ref.is_readable and len(ref.shape) < 2 and wanted(ref.canonical or ref.name)
+        ]
+    except RldbgError:
+        return []
+
+
+@rule("D143", "the loss of IPO, KTO, a reward model or a supervised term is made otherwise", link="loss", scope="case",
+      explains=("D72", "L08", "L46"), lasts=True,
+      source="IPO (arXiv 2310.12036), KTO (2402.01306), Bradley-Terry; LlamaFactory#6722, trl#6533")  # fmt: skip
+def further_losses(case: Case) -> Finding | None:
+    """The recorded loss of pairs, made again of their recorded log-probabilities (or scores) in 3 records and more, to
+    5e-5 of it; nothing is said where a right way makes it, or none that is known.
+
+    IPO, where it is stated: (margin - 1 / (2 beta))^2, by answer or by token. An error where a target of 1 / beta or of
+    beta, or the margin turned around or without its reference, makes all of them.
+
+    KTO, where it is stated and its KL is recorded: an error where its two weights are swapped or left out, or the sign
+    of both values is turned.
+
+    A reward model's (scores of both sides and no log-probabilities): an error where the sign is turned, the mean margin
+    alone stands in it, or the logarithm is missing.
+
+    A supervised term beside DPO's stated loss (`nll_loss`, `sft_loss`): its weight is solved for. An error where it is
+    below 0, or another than stated (1.5 times and more, two thirds and less); a warning where it is none.
+    """
+    algorithm = case.algorithm
+    pairs = [one for record in case.records() if (one := pairs_of(record)) is not None]
+    pairs = [one for one in pairs if one.loss is not None and np.isfinite(one.loss)]
+    beta = algorithm.number("beta", "dpo_beta", "kl_beta")
+    kind = algorithm.word("loss_type", "dpo_loss_type", "pref_loss")
+    if len(pairs) >= LOSSES and beta:
+        if kind == "ipo":
+            return _told(pairs, _ipo(pairs, beta), "IPO's loss")
+        if kind in ("kto", "kto_pair"):
+            return _told(pairs, _kto(pairs, beta, algorithm), "KTO's loss")
+        if kind in ("", "sigmoid", "dpo"):
+            return _supervised(pairs, beta, algorithm)
+        return None
+    skip_if(bool(pairs), "the loss of these pairs, or its beta, is not stated")
+    scored = [each for record in case.records() if (each := _scored(record)) is not None]
+    skip_if(len(scored) < LOSSES, f"needs log-probabilities or scores of pairs and the loss of {LOSSES} records")
+    skip_if(bool(algorithm.number("center_rewards_coefficient")), "a centring of the scores is in the loss")
+    return _of_scores(scored)
+
+
+def _makes(made: Iterable[float], losses: Iterable[float]) -> bool:
+    return all(abs(a - b) <= EXACT * max(abs(b), 1e-9) for a, b in zip(made, losses, strict=True))
+
+
+def _told(pairs: list[Pairs], ways: Iterator[_Way], whose: str) -> Finding | None:
+    losses = [float(one.loss or 0.0) for one in pairs]
+    every = list(ways)
+    if any(not way.what and _makes(way.made, losses) for way in every):
+        return None
+    way = next((way for way in every if way.what and _makes(way.made, losses)), None)
+    if way is None:
+        return None
+    return error(
+        f"{whose} is made {way.what}",
+        Where.of(pairs[0].record, "loss"),
+        shown("loss", losses[0], f"{every[0].made[0]:.6g}", pairs[0].record.path.name),
+        shown("made this way", way.made[0]),
+        shown("records that agree", len(losses)),
+        cause=way.cause,
+        next_step="rldbg diagnose --explain D143   # then make the loss of one record by hand",
+        steps=steps_of_pairs(pairs),
+    )
+
+
+def _ipo(pairs: list[Pairs], beta: float) -> Iterator[_Way]:
+    def made(margin: Callable[[Pairs], Array], target: float) -> list[float]:
+        return [float(((margin(one) - target) ** 2).mean()) for one in pairs]
+
+    levels: list[Callable[[Pairs], Array]] = [lambda one: one.margin()]
+    if all(one.tokens and all((each > 0).all() for each in one.tokens.values()) for one in pairs):
+        levels.append(lambda one: one.margin(by_token=True))
+    for margin in levels:
+        yield _Way(made(margin, 1 / (2 * beta)))
+    for margin in levels:
+        yield _Way(made(margin, 1 / beta), f"with a target of 1 / beta ({1 / beta:g}), twice 1 / (2 beta)",
+                   "the 2 is missing in the target: margins are drawn twice as far apart as beta says")  # fmt: skip
+        yield _Way(made(margin, beta), f"with a target of beta ({beta:g}), and not of 1 / (2 beta)",
+                   "beta stands where its inverse is meant: margins are drawn to nearly nothing")  # fmt: skip
+        yield _Way(made(lambda one, m=margin: -m(one), 1 / (2 * beta)),  # type: ignore[misc]
+                   "of the margin turned around: chosen and rejected are swapped",
+                   "the two halves are split in the wrong order, or the margin is negated")  # fmt: skip
+    yield _Way(
+        made(lambda one: one.logps["policy", "chosen"] - one.logps["policy", "rejected"], 1 / (2 * beta)),
+        "without the reference: its log-probabilities have no part in the margin",
+        "the reference-free loss is switched on, or its log-probabilities are 0 where the loss is made",
+    )
+
+
+def _kto(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Way]:
+    named = [_numbers(one.record, lambda name: name.rpartition("/")[2] in ("kl", "kl_mean")) for one in pairs]
+    skip_if(any(len(each) != 1 or each[0][1].size != 1 for each in named), "needs KTO's KL beside its loss")
+    desired = algorithm.number("desirable_weight") or 1.0
+    undesired = algorithm.number("undesirable_weight") or 1.0
+
+    def made(of_chosen: float, of_rejected: float, sign: float = 1.0) -> list[float]:
+        losses = []
+        for one, ((_, kl_1),) in zip(pairs, named, strict=True):
+            kl = max(float(kl_1[0]), 0.0)
+            better, worse = (one.logps["policy", side] - one.logps["ref", side] for side in ("chosen", "rejected"))
+            values = (
+                of_chosen / (1 + np.exp(sign * beta * (better - kl))),
+                of_rejected / (1 + np.exp(sign * beta * (kl - worse))),
+            )
+            losses.append(float(np.concatenate(values).mean()))
+        return losses
+
+    yield _Way(made(desired, undesired))
+    for first, second, sign, what, cause in (
+        (undesired, desired, 1.0, f"with its two weights swapped ({undesired:g} for desirable answers)",
+         "desirable_weight and undesirable_weight are handed over in the wrong order"),
+        (1.0, 1.0, 1.0, f"without its weights: {desired:g} and {undesired:g} are stated",
+         "the weights do not reach the loss: a default of 1 stands in their place"),
+        (desired, undesired, -1.0, "with the sign of its values turned: good answers are made less likely",
+         "labels are turned around, or a subtraction is"),
+    ):  # fmt: skip
+        if (first, second, sign) != (desired, undesired, 1.0):
+            yield _Way(made(first, second, sign), what, cause)
+
+
+def _supervised(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Finding | None:
+    """The weight of a supervised term in DPO's loss."""
+    named = [_numbers(one.record, lambda name: _SUPERVISED.search(name) is not None) for one in pairs]
+    if any(len(each) != 1 or each[0][1].size != 1 for each in named):
+        return None
+    name, term_R = named[0][0][0], np.array([float(each[0][1][0]) for each in named])
+    smoothing, left_out = algorithm.number("label_smoothing") or 0.0, False
+    own_R = np.array([dpo_loss(beta * one.margin(), smoothing) for one in pairs])
+    loss_R = np.array([float(one.loss or 0.0) for one in pairs])
+    if not np.abs(term_R).max() > 0:
+        return None
+    weight = float((loss_R - own_R) @ term_R / (term_R @ term_R))
+    if not _makes((own_R + weight * term_R).tolist(), loss_R.tolist()):
+        return None
+    stated = algorithm.number(*_WEIGHTS)
+    if weight < -1e-6:
+        what = f"{name} is subtracted from the loss of pairs: it has the wrong sign (coefficient {weight:.3g})"
+        cause = "a log-likelihood stands where its negative is meant: chosen answers are made less likely by it"
+    elif stated and not 1 / WEIGHED < weight / stated < WEIGHED:
+        left_out = abs(weight) <= 1e-3 * stated
+        what = (
+            f"{name} is not in the loss of pairs, and the run states a coefficient of {stated:g}"
+            if left_out
+            else f"{name} weighs {weight:.3g} in the loss of pairs, and the run states {stated:g}"
+        )
+        cause = "the coefficient that is configured does not reach the loss" + left_out * (
+            ", the term is switched off, or the loss that is recorded is the pairs' alone"
+        )
+    else:
+        return None
+    return finding(
+        "warning" if left_out else "error",
+        what,
+        Where.of(pairs[0].record, "loss"),
+        shown("coefficient that makes the loss", weight, "> 0" if stated is None else f"{stated:g}"),
+        shown("records that agree", len(pairs)),
+        cause=cause,
+        next_step="rldbg diagnose --explain D143   # then look at the line that adds the two up",
+        steps=steps_of_pairs(pairs),
+    )
+
+
+class _Scored(Struct, frozen=True):
+    """A reward model's record: the scores of both sides, a margin where one is recorded, and the loss."""
+
+    record: Record
+    apart: Array
+    margin: Array | None
+    loss: float
+
+
+def _scored(record: Record) -> _Scored | None:
+    sides: dict[str, Array] = {}
+    margin, loss = None, None
+    for name, values in _numbers(record, lambda name: True):
+        found = REWARDS.search(name)
+        if found is not None and values.size > 1:
+            sides[found["side"].lower()] = values
+        elif name in ("margin", "margins") and values.size > 1:
+            margin = values
+        elif name == "loss" and values.size == 1 and np.isfinite(values).all():
+            loss = float(values[0])
+    if loss is None or len(sides) < 2 or sides["chosen"].size != sides["rejected"].size:
+        return None
+    apart = sides["chosen"] - sides["rejected"]
+    return _Scored(record, apart, margin if margin is not None and margin.size == apart.size else None, loss)
+
+
+def _of_scores(scored: list[_Scored]) -> Finding | None:
+    losses = [one.loss for one in scored]
+    right = [float(np.logaddexp(0.0, -one.apart).mean()) for one in scored]
+    less = [float(np.logaddexp(0.0, -(one.apart - (0 if one.margin is None else one.margin))).mean()) for one in scored]
+    if _makes(right, losses) or _makes(less, losses):
+        return None
+    ways = (
+        _Way([float(np.logaddexp(0.0, one.apart).mean()) for one in scored],
+             "of the scores turned around: the worse answer is to be scored higher",
+             "chosen and rejected are swapped where the batch is joined or split, or the difference is negated"),
+        _Way([float(np.logaddexp(0.0, -one.apart.mean())) for one in scored],
+             "of the mean margin: pairs are averaged before the logarithm",
+             "the mean is taken over the scores, and not over the losses of the pairs: pairs that are right by far "
+             "make up for those that are wrong"),
+        _Way([float(-(1 / (1 + np.exp(-one.apart))).mean()) for one in scored],
+             "without the logarithm: it is -sigmoid(margin)",
+             "sigmoid stands for logsigmoid: pairs that are wrong by far have hardly a gradient"),
+    )  # fmt: skip
+    way = next((way for way in ways if _makes(way.made, losses)), None)
+    if way is None:
+        return None
+    return error(
+        f"the reward model's loss is made {way.what}",
+        Where.of(scored[0].record, "loss"),
+        shown("loss", losses[0], f"{right[0]:.6g}", scored[0].record.path.name),
+        shown("made this way", way.made[0]),
+        shown("records that agree", len(losses)),
+        cause=way.cause,
+        next_step="rldbg diagnose --explain D143   # then make the loss of one record by hand",
+        steps=list(dict.fromkeys(one.record.key.step for one in scored)),
+    )

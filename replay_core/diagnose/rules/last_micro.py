@@ -1,0 +1,142 @@
+"""A gradient that is of the last micro-batch alone: the rows of the embedding tell which tokens took part in it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec import Struct
+
+from replay_core import pages
+from replay_core.budget import stored_bytes
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, Where, error, listed, shown
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import rule, skip_if
+from replay_core.records import Record, TensorRef
+from replay_core.regexes import regex
+
+#: An embedding of tokens; updates that tell, tokens of each side in them, and bytes of a record that is read.
+_EMBEDDING = regex(r"(?:embed_tokens|tok_embeddings|word_embeddings|wte|embed_in|(?:^|\.)tokens)\.weight$")
+UPDATES, TOKENS, LARGE = 2, 3, 1 << 29
+#: Nats that a policy is from the old one before any update of a step: another sum's rounding.
+STILL = 1e-5
+
+
+class _Part(Struct, frozen=True):
+    """A micro-batch: its place in the order of the update, and the tokens of the rows that teach something."""
+
+    micro: int
+    tokens: Array
+    moved: float
+    """By how much its policy differs from the old one, at most; infinite where that is not known."""
+
+
+def _taught(record: Record) -> _Part | None:
+    """The tokens that surely have a gradient: those that count and have an advantage, and stand before others that do
+    (a token is an input of the next one's loss).
+    """
+    found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
+    ids, mask, advantages = found.get("input_ids"), found.get("response_mask"), found.get("advantages")
+    if ids is None or mask is None or record.key.micro is None or len(ids.shape) != 2:
+        return None
+    ids_BS, mask_BS = pages.array(ids).astype(np.int64), pages.array(mask).astype(bool)
+    if mask_BS.ndim != 2 or len(mask_BS) != len(ids_BS) or mask_BS.shape[1] > ids_BS.shape[1]:
+        return None
+    wide_BS = np.zeros(ids_BS.shape, dtype=bool)
+    wide_BS[:, ids_BS.shape[1] - mask_BS.shape[1] :] = mask_BS
+    if advantages is not None:
+        a = pages.array(advantages).astype(np.float64)
+        a_B = np.abs(np.nan_to_num(a)).reshape(len(a), -1).max(1) if len(a) == len(ids_BS) and a.size else None
+        if a_B is None:
+            return None
+        wide_BS &= (a_B > 1e-3)[:, None]
+    inside_BS = wide_BS[:, :-1] & wide_BS[:, 1:]
+    return _Part(record.key.micro, np.unique(ids_BS[:, :-1][inside_BS]), _moved(found))
+
+
+def _moved(found: dict[str, TensorRef]) -> float:
+    """How far the policy is from the old one at most, where both are stored in single precision."""
+    now, old = found.get("policy_logprobs"), found.get("old_logprobs")
+    if now is None or old is None or now.shape != old.shape or {now.dtype, old.dtype} != {"float32"}:
+        return math.inf
+    apart = np.abs(pages.array(now).astype(np.float64) - pages.array(old))
+    return float(np.nan_to_num(apart, nan=math.inf).max()) if apart.size else math.inf
+
+
+def _updates(case: Case) -> Iterator[tuple[Record, TensorRef, list[_Part], list[Array]]]:
+    """Every recorded gradient of an update, its embedding, its micro-batches in their order, and all tokens of each."""
+    parts: dict[tuple[int | None, int | None, int | None], list[tuple[_Part, Array]]] = {}
+    for record in case.records():
+        key = record.key
+        if key.stage == "forward_data" and not key.rank and key.role != "critic" and key.step is not None:
+            part = _taught(record)
+            ids = next((ref for ref in record.tensors() if ref.canonical == "input_ids"), None)
+            if part is not None and ids is not None:
+                parts.setdefault((key.step, key.epoch, key.minibatch), []).append((part, np.unique(pages.array(ids))))
+    every = [one for one in case.records() if one.key.stage == "gradient" and not one.key.rank]
+    every = [one for one in every if one.key.role != "critic" and stored_bytes(one.path) <= LARGE]
+    times = Counter((one.key.step, one.key.epoch, one.key.minibatch) for one in every)
+    for record in every:
+        key = record.key
+        own = parts.get((key.step, key.epoch, key.minibatch))
+        # Several gradients of one update may be each micro-batch's own. Without the name of its mini-batch those of a
+        # step are one update where none of its micro-batches has moved from the policy at the step's beginning.
+        if times[key.step, key.epoch, key.minibatch] > 1 or own is None:
+            continue
+        if key.minibatch is None and max(part.moved for part, _ in own) > STILL:
+            continue
+        embedding = next((ref for ref in record.tensors() if ref.is_readable and _EMBEDDING.search(ref.name)), None)
+        if embedding is None or len(own) < 2 or len(embedding.shape) != 2:
+            continue
+        own.sort(key=lambda one: one[0].micro)
+        if key.micro is None or key.micro == own[-1][0].micro:
+            yield record, embedding, [part for part, _ in own], [every for _, every in own]
+
+
+@rule("D139", "a gradient is of the last micro-batch alone", link="gradient", scope="case", lasts=True,
+      explains=("D163", "D68", "L08", "L10"),
+      source="torchtitan#3575, alpaca_farm#57, open-instruct#1498: zero_grad before every backward, or a backend that "
+      "drops what is not at its boundary")  # fmt: skip
+def of_the_last(case: Case) -> Finding | None:
+    """Recorded gradients of updates of several micro-batches, whose embedding has a row for each token: an error where
+    rows of tokens (3 and more, in 2 updates and more, in all that tell) that count in the loss with an advantage in
+    earlier micro-batches, and are in none of the last, are exactly 0, while those of the last one's own are not. Tied
+    heads give every row a gradient, and tell nothing.
+    """
+    told: list[tuple[Record, TensorRef, list[int], int]] = []
+    looked = 0
+    for record, embedding, parts, every in _updates(case):
+        grads_VD = pages.array(embedding).astype(np.float64)
+        moved_V = np.any(grads_VD != 0, axis=1)
+        size = len(moved_V)
+        last = every[-1]
+        earlier = np.setdiff1d(np.concatenate([part.tokens for part in parts[:-1]]), last)
+        own = np.setdiff1d(parts[-1].tokens, np.concatenate(every[:-1]))
+        earlier, own = earlier[(earlier >= 0) & (earlier < size)], own[(own >= 0) & (own < size)]
+        # A head that is tied, or a norm over all rows, leaves none of them 0.
+        if len(earlier) < TOKENS or not len(own) or moved_V.all():
+            continue
+        looked += 1
+        if moved_V[own].all() and not moved_V[earlier].any():
+            told.append((record, embedding, earlier.tolist(), len(parts)))
+    skip_if(not looked, "needs gradients of updates of several micro-batches, with an embedding, and their tokens")
+    if len(told) < UPDATES or len(told) < looked:
+        return None
+    record, embedding, tokens, micros = told[0]
+    key = record.key
+    return error(
+        f"gradients are those of the last of {micros} micro-batches alone: tokens that count in the others have none",
+        Where(step=key.step, micro=key.micro, stage=key.stage, tensor=embedding.name, path=str(record.path)),
+        shown("updates that show it", len(told), "0"),
+        shown("updates that tell", looked),
+        shown("first: tokens of earlier micro-batches whose rows are 0", listed(tokens, 6), "none"),
+        cause="zero_grad() is called before every backward instead of once an update, or the backend keeps what a "
+        "backward gives only at its accumulation boundary (DeepSpeed: set_gradient_accumulation_boundary): an update "
+        "learns from one micro-batch of its mini-batch",
+        next_step="rldbg record --gradients . -- YOUR COMMAND   # then clear gradients once, before an update's first "
+        "backward",
+        steps=sorted({each.key.step for each, *_ in told if each.key.step is not None}),
+    )
