@@ -168,20 +168,15 @@ class Algorithm:
         return scaled is False or (scaled is None and "dr_grpo" in map(_ESTIMATORS.get, self._estimator_words))
 
     @property
-    def is_on_of_group(self) -> bool:
-        """Whether it is the std of a sample's own group that advantages are divided by, as the run states it."""
-        if named := self.std_of:
-            return named == "group"
-        return self.is_on("norm_adv_by_std_in_grpo") is True or self.is_on("grpo_std_normalization") is True
-
-    @property
     def std_of(self) -> str:
-        """Whose std advantages are divided by, as the run names it: `group`, `batch`, or nothing that is stated."""
+        """Whose std advantages are divided by, as the run states it: `group`, `batch`, or nothing that is stated."""
         table = self.value("reward_norm")  # AReaL's
         level = table.get("std_level") if isinstance(table, Mapping) else None
         words = (self.word("scale_rewards"), self.word("std_norm"), str(level))  # TRL's, prime-rl's
         known = {"group": "group", "batch": "batch", "local": "group", "global": "batch"}
-        return next((known[word] for word in words if word in known), "")
+        named = next((known[word] for word in words if word in known), "")  # a word says more than a switch
+        switched = self.is_on("norm_adv_by_std_in_grpo") is True or self.is_on("grpo_std_normalization") is True
+        return named or ("group" if switched else "")
 
     @property
     def averaged(self) -> str:

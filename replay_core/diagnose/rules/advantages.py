@@ -102,7 +102,7 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             "the leave-one-out baseline includes the sample itself: advantages are (n - 1) / n of RLOO's",
             "the mean is taken over the whole group, own reward included, and not over the others",
         )
-    if stated in ("grpo", "dr_grpo", "") and batch.laid.algorithm.is_on_of_group and "/ (batch std" in name:
+    if stated in ("grpo", "dr_grpo", "") and batch.laid.algorithm.std_of == "group" and "/ (batch std" in name:
         return (
             f"advantages are divided by the std of the whole batch, and the run states the group's: {name}",
             "the std is taken over the wrong axis: groups of small and of large spread no longer count alike",

@@ -25,7 +25,7 @@ _SUPERVISED = regex(r"(?:^|[._/ ])(?:chosen_)?(?:nll|sft|ce)_loss$")
 _WEIGHTS = ("rpo_alpha", "sft_coef", "pref_ftx", "nll_loss_coef", "dpo_ftx", "sft_loss_weight", "sft_loss_coef")
 
 
-class _Way(Struct, frozen=True):
+class _Formula(Struct, frozen=True):
     """A way to make losses of pairs: the losses, and what is wrong with it, empty where nothing is."""
 
     made: list[float]
@@ -87,7 +87,7 @@ def _makes(made: Iterable[float], losses: Iterable[float]) -> bool:
     return all(abs(a - b) <= EXACT * max(abs(b), 1e-9) for a, b in zip(made, losses, strict=True))
 
 
-def _told(pairs: list[Pairs], ways: Iterator[_Way], whose: str) -> Finding | None:
+def _told(pairs: list[Pairs], ways: Iterator[_Formula], whose: str) -> Finding | None:
     losses = [float(one.loss or 0.0) for one in pairs]
     every = list(ways)
     if any(not way.what and _makes(way.made, losses) for way in every):
@@ -107,7 +107,7 @@ def _told(pairs: list[Pairs], ways: Iterator[_Way], whose: str) -> Finding | Non
     )
 
 
-def _ipo(pairs: list[Pairs], beta: float) -> Iterator[_Way]:
+def _ipo(pairs: list[Pairs], beta: float) -> Iterator[_Formula]:
     def made(margin: Callable[[Pairs], Array], target: float) -> list[float]:
         return [float(((margin(one) - target) ** 2).mean()) for one in pairs]
 
@@ -115,23 +115,23 @@ def _ipo(pairs: list[Pairs], beta: float) -> Iterator[_Way]:
     if all(one.tokens and all((each > 0).all() for each in one.tokens.values()) for one in pairs):
         levels.append(lambda one: one.margin(by_token=True))
     for margin in levels:
-        yield _Way(made(margin, 1 / (2 * beta)))
+        yield _Formula(made(margin, 1 / (2 * beta)))
     for margin in levels:
-        yield _Way(made(margin, 1 / beta), f"with a target of 1 / beta ({1 / beta:g}), twice 1 / (2 beta)",
+        yield _Formula(made(margin, 1 / beta), f"with a target of 1 / beta ({1 / beta:g}), twice 1 / (2 beta)",
                    "the 2 is missing in the target: margins are drawn twice as far apart as beta says")  # fmt: skip
-        yield _Way(made(margin, beta), f"with a target of beta ({beta:g}), and not of 1 / (2 beta)",
+        yield _Formula(made(margin, beta), f"with a target of beta ({beta:g}), and not of 1 / (2 beta)",
                    "beta stands where its inverse is meant: margins are drawn to nearly nothing")  # fmt: skip
-        yield _Way(made(lambda one, m=margin: -m(one), 1 / (2 * beta)),  # type: ignore[misc]
+        yield _Formula(made(lambda one, m=margin: -m(one), 1 / (2 * beta)),  # type: ignore[misc]
                    "of the margin turned around: chosen and rejected are swapped",
                    "the two halves are split in the wrong order, or the margin is negated")  # fmt: skip
-    yield _Way(
+    yield _Formula(
         made(lambda one: one.logps["policy", "chosen"] - one.logps["policy", "rejected"], 1 / (2 * beta)),
         "without the reference: its log-probabilities have no part in the margin",
         "the reference-free loss is switched on, or its log-probabilities are 0 where the loss is made",
     )
 
 
-def _kto(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Way]:
+def _kto(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Formula]:
     named = [_numbers(one.record, lambda name: name.rpartition("/")[2] in ("kl", "kl_mean")) for one in pairs]
     skip_if(any(len(each) != 1 or each[0][1].size != 1 for each in named), "needs KTO's KL beside its loss")
     desired = algorithm.number("desirable_weight") or 1.0
@@ -149,7 +149,7 @@ def _kto(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Way
             losses.append(float(np.concatenate(values).mean()))
         return losses
 
-    yield _Way(made(desired, undesired))
+    yield _Formula(made(desired, undesired))
     for first, second, sign, what, cause in (
         (undesired, desired, 1.0, f"with its two weights swapped ({undesired:g} for desirable answers)",
          "desirable_weight and undesirable_weight are handed over in the wrong order"),
@@ -159,7 +159,7 @@ def _kto(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Way
          "labels are turned around, or a subtraction is"),
     ):  # fmt: skip
         if (first, second, sign) != (desired, undesired, 1.0):
-            yield _Way(made(first, second, sign), what, cause)
+            yield _Formula(made(first, second, sign), what, cause)
 
 
 def _supervised(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Finding | None:
@@ -204,7 +204,7 @@ def _supervised(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Findin
     )
 
 
-class _Scored(Struct, frozen=True):
+class _ScoredPair(Struct, frozen=True):
     """A reward model's record: the scores of both sides, a margin where one is recorded, and the loss."""
 
     record: Record
@@ -213,7 +213,7 @@ class _Scored(Struct, frozen=True):
     loss: float
 
 
-def _scored(record: Record) -> _Scored | None:
+def _scored(record: Record) -> _ScoredPair | None:
     sides: dict[str, Array] = {}
     margin, loss = None, None
     for name, values in _numbers(record, lambda name: True):
@@ -227,24 +227,24 @@ def _scored(record: Record) -> _Scored | None:
     if loss is None or len(sides) < 2 or sides["chosen"].size != sides["rejected"].size:
         return None
     apart = sides["chosen"] - sides["rejected"]
-    return _Scored(record, apart, margin if margin is not None and margin.size == apart.size else None, loss)
+    return _ScoredPair(record, apart, margin if margin is not None and margin.size == apart.size else None, loss)
 
 
-def _of_scores(scored: list[_Scored]) -> Finding | None:
+def _of_scores(scored: list[_ScoredPair]) -> Finding | None:
     losses = [one.loss for one in scored]
     right = [float(np.logaddexp(0.0, -one.apart).mean()) for one in scored]
     less = [float(np.logaddexp(0.0, -(one.apart - (0 if one.margin is None else one.margin))).mean()) for one in scored]
     if _makes(right, losses) or _makes(less, losses):
         return None
     ways = (
-        _Way([float(np.logaddexp(0.0, one.apart).mean()) for one in scored],
+        _Formula([float(np.logaddexp(0.0, one.apart).mean()) for one in scored],
              "of the scores turned around: the worse answer is to be scored higher",
              "chosen and rejected are swapped where the batch is joined or split, or the difference is negated"),
-        _Way([float(np.logaddexp(0.0, -one.apart.mean())) for one in scored],
+        _Formula([float(np.logaddexp(0.0, -one.apart.mean())) for one in scored],
              "of the mean margin: pairs are averaged before the logarithm",
              "the mean is taken over the scores, and not over the losses of the pairs: pairs that are right by far "
              "make up for those that are wrong"),
-        _Way([float(-(1 / (1 + np.exp(-one.apart))).mean()) for one in scored],
+        _Formula([float(-(1 / (1 + np.exp(-one.apart))).mean()) for one in scored],
              "without the logarithm: it is -sigmoid(margin)",
              "sigmoid stands for logsigmoid: pairs that are wrong by far have hardly a gradient"),
     )  # fmt: skip

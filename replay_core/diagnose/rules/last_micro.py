@@ -25,7 +25,7 @@ UPDATES, TOKENS, LARGE = 2, 3, 1 << 29
 STILL = 1e-5
 
 
-class _Part(Struct, frozen=True):
+class _TaughtTokens(Struct, frozen=True):
     """A micro-batch: its place in the order of the update, and the tokens of the rows that teach something."""
 
     micro: int
@@ -34,7 +34,7 @@ class _Part(Struct, frozen=True):
     """By how much its policy differs from the old one, at most; infinite where that is not known."""
 
 
-def _taught(record: Record) -> _Part | None:
+def _taught(record: Record) -> _TaughtTokens | None:
     """The tokens that surely have a gradient: those that count and have an advantage, and stand before others that do
     (a token is an input of the next one's loss).
     """
@@ -54,7 +54,7 @@ def _taught(record: Record) -> _Part | None:
             return None
         wide_BS &= (a_B > 1e-3)[:, None]
     inside_BS = wide_BS[:, :-1] & wide_BS[:, 1:]
-    return _Part(record.key.micro, np.unique(ids_BS[:, :-1][inside_BS]), _moved(found))
+    return _TaughtTokens(record.key.micro, np.unique(ids_BS[:, :-1][inside_BS]), _moved(found))
 
 
 def _moved(found: dict[str, TensorRef]) -> float:
@@ -66,9 +66,9 @@ def _moved(found: dict[str, TensorRef]) -> float:
     return float(np.nan_to_num(apart, nan=math.inf).max()) if apart.size else math.inf
 
 
-def _updates(case: Case) -> Iterator[tuple[Record, TensorRef, list[_Part], list[Array]]]:
+def _updates(case: Case) -> Iterator[tuple[Record, TensorRef, list[_TaughtTokens], list[Array]]]:
     """Every recorded gradient of an update, its embedding, its micro-batches in their order, and all tokens of each."""
-    parts: dict[tuple[int | None, int | None, int | None], list[tuple[_Part, Array]]] = {}
+    parts: dict[tuple[int | None, int | None, int | None], list[tuple[_TaughtTokens, Array]]] = {}
     for record in case.records():
         key = record.key
         if key.stage == "forward_data" and not key.rank and key.role != "critic" and key.step is not None:

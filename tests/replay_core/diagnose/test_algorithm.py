@@ -73,9 +73,9 @@ def test_a_loss_that_is_dr_grpos_says_nothing_of_the_std(facts: dict[str, object
 
 
 def test_the_std_of_the_batch_says_more_than_that_there_is_one() -> None:
-    assert Algorithm({"norm_adv_by_std_in_grpo": True}).is_on_of_group
-    assert not Algorithm({"norm_adv_by_std_in_grpo": True, "scale_rewards": "batch"}).is_on_of_group
-    assert Algorithm({"norm_adv_by_std_in_grpo": False, "scale_rewards": "group"}).is_on_of_group
+    assert Algorithm({"norm_adv_by_std_in_grpo": True}).std_of == "group"
+    assert Algorithm({"norm_adv_by_std_in_grpo": True, "scale_rewards": "batch"}).std_of == "batch"
+    assert Algorithm({"norm_adv_by_std_in_grpo": False, "scale_rewards": "group"}).std_of == "group"
 
 
 def test_the_estimator_is_read_where_it_has_a_setting_and_the_loss_is_not_taken_for_it() -> None:

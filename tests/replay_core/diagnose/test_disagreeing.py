@@ -12,6 +12,8 @@ from tests.replay_core.diagnose.batches import causes
 from tests.replay_core.diagnose.disagreeing import run
 from tests.replay_core.diagnose.logs import diagnosed_path
 
+pytestmark = pytest.mark.long  # they train, or record whole runs
+
 LONG = pytest.mark.long
 
 

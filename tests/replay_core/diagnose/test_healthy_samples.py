@@ -16,6 +16,8 @@ from replay_core.diagnose.engine import diagnose
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 
+pytestmark = pytest.mark.long  # they train, or record whole runs
+
 P, END, PAD = 4, 1, 0
 
 

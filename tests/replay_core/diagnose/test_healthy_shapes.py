@@ -17,6 +17,8 @@ from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, grpo, look, of
 from tests.replay_core.diagnose.bigram import Bigram, Rollout
 
+pytestmark = pytest.mark.long  # they train, or record whole runs
+
 PROMPTS = [[3, 4, 5], [6, 7], [8], [9, 3, 4]]
 #: Up in the table by so much for each unit of advantage and token.
 RATE = 25.0

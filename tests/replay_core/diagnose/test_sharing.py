@@ -14,6 +14,8 @@ from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
 from tests.replay_core.diagnose.sharing import Shared, run
 
+pytestmark = pytest.mark.long  # they train, or record whole runs
+
 #: What these runs are held against.
 RULES = ("D04", "D14", "D28", "D42", "D49", "D50", "D59", "D60", "D64", "D65", "D66", "D75")
 

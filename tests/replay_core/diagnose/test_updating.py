@@ -12,6 +12,8 @@ from replay_core.diagnose.engine import diagnose
 from replay_core.dumps import open_run
 from tests.replay_core.diagnose.updating import Recipe, run, told
 
+pytestmark = pytest.mark.long  # they train, or record whole runs
+
 #: What these runs are held against.
 RULES = ("D01", "D03", "D04", "D07", "D23", "D28", "D43", "D49", "D50", "D55", "D57", "D68", "D75", "D88", "L15", "L22")
 

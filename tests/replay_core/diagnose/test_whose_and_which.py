@@ -15,6 +15,8 @@ import pytest
 from replay_core.diagnose.rules import old_weights
 from tests.replay_core.diagnose.updating import Recipe, told
 
+pytestmark = pytest.mark.long  # they train, or record whole runs
+
 RULES = ("D09", "D12", "D14", "D16", "D17", "D19", "D35", "D55", "D81", "D104", "L32")
 
 

@@ -91,6 +91,7 @@ def test_an_epsilon_is_found_at_the_first_norm_and_the_epsilons_are_read_back(pa
     assert document["b"]["readback"]["norm_eps"] == [1e-5]
 
 
+@pytest.mark.long
 def test_bfloat16_on_both_sides_is_noise(parity: Parity):
     document = parity({"model": {"dtype": "bf16"}}, {"model": {"dtype": "bf16"}}, steps=0, data=("random",))
     assert document["cause"] in ("noise", "equal"), document["why"]

@@ -71,6 +71,7 @@ def change(model):
     ],
     ids=["another base", "a table moved", "an offset lost", "an adapter", "of another width"],
 )
+@pytest.mark.long
 def test_what_a_factory_computes_otherwise_than_the_library_is_named(
     config: Any, code: str, kind: str, said: str, tmp_path: Path
 ) -> None:

@@ -246,6 +246,7 @@ def answer(
         "window lost", "window longer", "window shorter", "unscaled", "other base",
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_the_mistake_that_gives_the_recording_is_named_with_what_it_does(
     tmp_path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], torch.Tensor], kind: str, said: str
 ) -> None:

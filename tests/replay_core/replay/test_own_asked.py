@@ -83,6 +83,7 @@ _CODES = (_DROPS, _REMEMBERS, _LOOKS_AHEAD, _TAKES_THE_MEAN, _CUTS, _BLENDS)
     ],
     ids=["draws", "remembers", "looks ahead", "takes the mean", "blends padding in", "cuts"],
 )
+@pytest.mark.long
 def test_what_its_forward_lets_move_whom_names_the_cause(
     code: str, kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

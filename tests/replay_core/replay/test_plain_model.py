@@ -170,6 +170,7 @@ def plan(model):
 
 @pytest.mark.parametrize("model", ["right", "told", "swallowing", "wrapped"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.long
 def test_a_module_of_nobodys_library_agrees_with_each_row_alone(ask, model, dtype):
     answer = ask(f"packing=off dtype={dtype}", plan=plan(model), why=True)
     assert exit_code(answer) == 0, [cell["cause"] for cell in answer["cells"]]

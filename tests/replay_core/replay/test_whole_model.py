@@ -406,6 +406,7 @@ def test_each_row_alone_of_a_model_that_is_called_whole_is_asked_what_it_sees(as
     [("rolling", ["other_samples"]), ("misdealing", ["other_samples"]), ("mispacking", ["other_samples"]),
      ("clipping", ["batch", "other_samples"]), ("remembering", ["state"])],
 )  # fmt: skip
+@pytest.mark.long
 def test_what_a_model_that_is_called_whole_lets_move_whom_names_the_cause(ask, model, kinds):
     answer = ask("packing=off", plan=plan(model))
     assert exit_code(answer) == 1
@@ -424,6 +425,7 @@ def test_what_a_model_that_is_called_whole_lets_move_whom_names_the_cause(ask, m
     ("model", "kind", "said"),
     [("scaling_by_slot", "positions", "how much stands in front"), ("scaling_by_length", "batch", "number of samples")],
 )
+@pytest.mark.long
 def test_a_slot_and_the_number_of_slots_are_told_apart(ask, model, kind, said, flags):
     answer = ask(flags, plan=plan(model))
     cause = answer["cells"][-1]["cause"]
