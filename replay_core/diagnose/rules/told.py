@@ -16,7 +16,10 @@ from replay_core.dumps.log_events import KEPT
 from replay_core.dumps.told_lines import key_of
 from replay_core.regexes import regex
 
-_SOURCE = "the texts of verl, TRL, prime-rl, OpenRLHF, slime, AReaL, open-instruct, vLLM, SGLang and transformers"
+_SOURCE = (
+    "the texts of verl, TRL, prime-rl, verifiers, OpenRLHF, slime, miles, AReaL, open-instruct, NeMo-RL, SkyRL, ROLL, "
+    "Megatron-LM, ms-swift, vLLM, SGLang and transformers"
+)
 #: Steps that show it, and their share, before it holds throughout.
 STEPS, HALF = 3, 0.5
 #: Characters of a line that are shown, and other lines of one finding.
@@ -160,10 +163,13 @@ def _severity(known: MeaningOfLines, key: str, told: list[Told], log: RunLog) ->
         return known.throughout
     if key == _RANDOM and _is_no_beginner(log):
         return "info"
+    if key == _NAN and bad[-1].point.step is None:
+        # Engines are warmed up with weights that are none.
+        return "info"
     return known.severity if len(bad) >= known.fewest and _are_many(known, key, bad, log) else "info"
 
 
-_RANDOM = "weights.random"
+_RANDOM, _NAN = "weights.random", "weights.nan"
 #: Nats; a model whose weights are random has about the logarithm of its vocabulary, 10 and more.
 _KNOWS = 4.0
 
@@ -182,8 +188,7 @@ def _are_many(known: MeaningOfLines, key: str, bad: list[Told], log: RunLog) -> 
     """Whether they are more than a small part of what steps have: most runs lose a few samples now and then."""
     lines, each = float(len(bad)), known.each
     if key in _COUNTS:
-        pattern, _ = _COUNTS[key]
-        lines, each = float(sum(int(m[1]) for one in bad if (m := pattern.search(one.text)))), _EACH
+        lines, each = float(_counted(key, bad)), each or _EACH
     if not each:
         return True
     if bad[-1].point.step is None:
@@ -235,7 +240,9 @@ _OF = regex(r"(?i)\bonly (\d+)/(\d+)")
 #: What lines count of what they leave out, by their key.
 _COUNTS = {
     "samples.cancelled": (regex(r"(?i)cancell?ed (\d+)"), "{} of them in all"),
-    "samples.leftover": (regex(r"(\d+) samples are dropped"), "{} samples in all"),
+    "samples.leftover": (regex(r"(?i)(\d+) samples are dropped|\(dropping (\d+)\)"), "{} samples in all"),
+    "samples.gap_masked": (regex(r"(?i)masked (\d+) sequences"), "{} samples in all"),
+    "samples.stale": (regex(r"(?i)(?:evicted|evicting|removing) (\d+) stale|dropping stale"), "{} of them in all"),
 }
 
 
@@ -250,9 +257,14 @@ def _numbers(key: str, told: Sequence[Told]) -> str:
     if key in (_FEW, "samples.images"):
         return f", {_trainable(told):.2g} of all in these lines"
     if key in _COUNTS:
-        pattern, words = _COUNTS[key]
-        return ", " + words.format(sum(int(m[1]) for one in told if (m := pattern.search(one.text))))
+        return ", " + _COUNTS[key][1].format(_counted(key, told))
     return ""
+
+
+def _counted(key: str, told: Sequence[Told]) -> int:
+    """How many samples the lines speak of: what each counts, or itself."""
+    found = (_COUNTS[key][0].search(one.text) for one in told)
+    return sum(int(m[m.lastindex]) if m.lastindex else 1 for m in found if m is not None)
 
 
 #: How many samples a data set has, before and behind a filter.
