@@ -271,6 +271,13 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "the first of these errors in the environment's own log; keep groups that have two rewards and more; " + _SHARE,
         fewest=10, each=1.0,
     ),
+    "samples.tool_call": MeaningOfLines(
+        "tokens", "warning", "ever more calls of tools cannot be read",
+        "the policy loses their format (a broken JSON, a tag that is not closed), or writes another than the parser "
+        "expects",
+        "read one of them; compare the parser (tool_format) with the chat template; a reward for a call that can be "
+        "read", fewest=20,
+    ),
     "samples.turns": MeaningOfLines(
         "tokens", "warning", "episodes run into their limit of turns or context, and are ended",
         "the policy goes in circles (the same call again and again), or the limit is too small for this task",
@@ -528,6 +535,16 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "time", "warning", "rollouts stand still: environments or engines do not answer",
         "a sandbox or tool that hangs, an engine that is gone, a request that was lost: the step waits for them",
         "the environment's own log; a time limit for each call and each episode", fewest=3,
+    ),
+    "running.mount": MeaningOfLines(
+        "time", "warning", "a network mount does not answer, and everything that reads or writes there waits for it",
+        "its server or the network to it is down, or the file system has put this client out",
+        "ls the mount from that node; dmesg; mount it again, and write checkpoints elsewhere",
+    ),
+    "running.stacks": MeaningOfLines(
+        "time", "warning", "a watchdog writes down where a process stands, as it has not gone on for its time",
+        "a collective that not every rank joins, a mount, a lock or a server that does not answer: the frames below "
+        "the line say in what it waits", "the innermost frames below that line; py-spy dump --pid PID of the others",
     ),
     "running.shorter_engine": MeaningOfLines(
         "tokens", "warning", "the engine's limit of tokens is smaller than the policy's: answers are cut at "

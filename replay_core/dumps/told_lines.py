@@ -107,6 +107,9 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
       "agent server call", "circuit breaker", "in _run_prompt", "all-placeholder group")),
     ("samples.group_lost", r"dropping entire group|abandoning group \S+ \d|dropping group \(\d+/\d+ rollouts have none",
      ("dropping entire group", "abandoning group", "dropping group (")),
+    ("samples.tool_call", r"failed to (?:decode|parse) (?:[\w-]+ ){0,2}tool[- ]calls?\b|tool call parsing error"
+     r"|invalid tool call arguments|tool-call arguments are not valid",
+     ("tool call", "tool-call")),
     ("samples.turns", r"exceeded max_turns\w*=\d+|prompt exceeds max_context_tokens|context_window_exceeded\b",
      ("exceeded max_turns", "max_context_tokens", "context_window_exceeded")),
     ("samples.empty_batch", r"\bempty train(?:ing)? batch\b.{0,60}\bafter \d+|no trainable responses after"
@@ -199,6 +202,10 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("running.detokenizer", r"server couldn't get a response from detokenizer", ("response from detokenizer",)),
     ("running.no_workers", r"no available workers \(all circuits open", ("no available workers",)),
     ("running.stall", r"\brollout stall -- |\bdetected [1-9]\d* hung envs", ("rollout stall", " hung envs")),
+    ("running.mount", r"\bnfs: server \S{1,200} not responding\b|\bthis client was evicted by\b",
+     ("nfs: server", "client was evicted")),
+    ("running.stacks", r"^timeout \(\d+:\d\d:\d\d\)!\s*$|\btask \S{1,80} blocked for more than \d+ seconds",
+     ("timeout (", "blocked for more than")),
     ("running.shorter_engine", r"max_total_sequence_length \(\d+\) is greater than the generation engine's",
      ("than the generation engine",)),
     ("running.not_corrected", r"rejection_sampling is configured but .{1,60}will be ignored"

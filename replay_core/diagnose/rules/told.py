@@ -133,6 +133,8 @@ def _told(kind: str, log: RunLog) -> Iterator[Finding]:
 
 
 def _claim(known: MeaningOfLines, told: list[Told], log: RunLog) -> str:
+    if key_of(told[0].text) == _CALLS and not _grow(told, log):
+        return "some calls of tools cannot be read"
     if known.over is not None and _is_over(known.over, told[-1], log):
         return known.claim.partition(":")[0] + ", and was started again"
     return known.claim
@@ -163,12 +165,20 @@ def _severity(known: MeaningOfLines, key: str, told: list[Told], log: RunLog) ->
         return known.throughout
     if key == _RANDOM and _is_no_beginner(log):
         return "info"
+    if key == _CALLS and not _grow(bad, log):
+        # A policy that learns to call tools gets some of them wrong.
+        return "info"
     if key == _NAN and bad[-1].point.step is None:
         # Engines are warmed up with weights that are none.
+        return "info"
+    if key in _WAITS and (bad[-1].point.line or 0) < log.last_lines().get(bad[-1].point.path, 0):
         return "info"
     return known.severity if len(bad) >= known.fewest and _are_many(known, key, bad, log) else "info"
 
 
+_CALLS = "samples.tool_call"
+#: What is over where steps follow.
+_WAITS = ("running.mount", "running.stacks")
 _RANDOM, _NAN = "weights.random", "weights.nan"
 #: Nats; a model whose weights are random has about the logarithm of its vocabulary, 10 and more.
 _KNOWS = 4.0
@@ -194,6 +204,18 @@ def _are_many(known: MeaningOfLines, key: str, bad: list[Told], log: RunLog) -> 
     if bad[-1].point.step is None:
         return lines >= _OF_DATA
     return lines >= each * _steps(log)
+
+
+#: How many times as many lines the last third of a log's steps has before they grow.
+_MORE = 3
+
+
+def _grow(told: Sequence[Told], log: RunLog) -> bool:
+    """Whether the last third of the steps has many times the lines of the first."""
+    steps, third = [one.point.step or 0 for one in told], _steps(log) / 3
+    first = min((one.points[0].step or 0 for one in log.signals() if one.points), default=0)
+    early = sum(step - first < third for step in steps)
+    return sum(step - first >= 2 * third for step in steps) > _MORE * (early + 1)
 
 
 def _are_cut(kind: str, log: RunLog) -> bool:

@@ -54,6 +54,9 @@ MORE: tuple[tuple[str, str, str, str, str], ...] = (
     ('>>>>>> KD LOSS FAILED — falling back to LM loss. RuntimeError: shape mismatch <<<<<<', 'L74', 'warning', 'error', 'asked for fails'),
     ("(SGLangEngine pid=13265) [2026-02-03 12:10:10] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 12:09:50. last_heartbeat time: 12:08:02", 'L74', 'info', 'warning', 'no health check'),
     ('(RolloutManager pid=91) [2026-02-03 12:10:10] WARN sgl_model_gateway: No available workers (all circuits open or unhealthy)', 'L74', 'info', 'warning', 'that takes requests'),
+    ("[412345.1] nfs: server 10.0.0.3 not responding, still trying", "L74", "info", "warning", "does not answer"),
+    ("Timeout (0:30:00)!", "L74", "info", "warning", "a process stands"),
+    ("(AgentLoopWorker pid=9) ERROR:2026-03-02 10:10:55,1:Failed to decode tool call: Expecting ',' delimiter: line 1 column 40 (char 39)", "L72", "info", "info", "cannot be read"),
 )  # fmt: skip
 
 #: (line, key of its row)
@@ -127,4 +130,8 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("(FullyAsyncRollouter pid=3) [FullyAsyncRollouter] Asynchronous task execution error: 'NoneType' object has no attribute 'token_ids'", 'samples.failed'),
     ('[WARNING] No LoRA weights were matched to base model tensors. This may indicate a key name mismatch between the checkpoint format and the LoRA adapter.', 'weights.adapter_lost'),
     ('(RolloutManager pid=91) [2026-02-03 12:10:10] mm_data.py:60 - K25 multimodal token mismatch before training: placeholders=2048, grids=1024', 'samples.images'),
+    ("LustreError: 167-0: scratch-OST0012: This client was evicted by scratch-OST0012; in progress operations will fail.", "running.mount"),
+    ("[412500.1] INFO: task python3:8123 blocked for more than 120 seconds.", "running.stacks"),
+    ("20260402-11:10:20.112 ToolCallParser ERROR: Tool call parsing error: Expecting value", "samples.tool_call"),
+    ("(AgentLoopWorker pid=9) WARNING Kimi tool-call arguments are not valid JSON; returning an empty argument dict.", "samples.tool_call"),
 )  # fmt: skip
