@@ -204,7 +204,7 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("running.stall", r"\brollout stall -- |\bdetected [1-9]\d* hung envs", ("rollout stall", " hung envs")),
     ("running.mount", r"\bnfs: server \S{1,200} not responding\b|\bthis client was evicted by\b",
      ("nfs: server", "client was evicted")),
-    ("running.stacks", r"^timeout \(\d+:\d\d:\d\d\)!\s*$|\btask \S{1,80} blocked for more than \d+ seconds",
+    ("running.stacks", r"\btimeout \(\d+:\d\d:\d\d\)!|\btask \S{1,80} blocked for more than \d+ seconds",
      ("timeout (", "blocked for more than")),
     ("running.shorter_engine", r"max_total_sequence_length \(\d+\) is greater than the generation engine's",
      ("than the generation engine",)),
