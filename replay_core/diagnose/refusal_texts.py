@@ -50,6 +50,10 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
      "a kernel is to be compiled by another CUDA than torch was made with",
      "CUDA_HOME of torch.version.cuda's toolkit, or a torch of the installed one; DS_SKIP_CUDA_CHECK=1 where only the "
      "minor version differs"),
+    (r"[Oo]bject shard \S+ not found in checkpoint|CheckpointingException: .{0,200}not found",
+     "the checkpoint lacks a part that this model asks for: it was saved with other modules (attention's extra state "
+     "of another Transformer Engine or precision, fp8), layers or parallel sizes",
+     "--dist-ckpt-strictness log_all (ignore_all) passes over _extra_state; else the versions it was saved with"),
     (r"[Cc]ould not find optimizer shard|fully_sharded_(?:bucket|model)_space",
      "the distributed optimizer's state does not fit how the run is split now: another number of ranks, or another "
      "format of sharding than it was saved in",
@@ -81,6 +85,47 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
      "every episode of many batches in a row failed or was filtered away: an environment, tool or reward that is down, "
      "or prompts whose answers all earn the same",
      "look at the rewards and errors of one batch by hand; the first warning of an empty batch above"),
+    (r"[Ii]nference server was not reached after",
+     "the inference server did not come up in time, or listens elsewhere: it died as it started, still loads the "
+     "model, or the client's base_url is another",
+     "its own log for its first error; curl http://HOST:PORT/health from that node; the time limit, where it loads"),
+    (r"OS call failed or operation not supported on this OS",
+     "the operating system refuses memory to the driver: pinned memory beyond what the host or the container may lock "
+     "(ulimit -l, a cgroup's limit), or memory that is shared between processes where that is not possible (WSL)",
+     "ulimit -l unlimited; free -g; pin_memory=False (offloading without pinned memory) tells whether it is this"),
+    (r"Ninja build failed|ninja: build stopped",
+     "a kernel cannot be compiled when it is first used: no nvcc or another CUDA than torch's, no memory for so many "
+     "compilers at once",
+     "the lines above name the first error of the compiler; nvcc --version against torch.version.cuda; MAX_JOBS=4; a "
+     "wheel with compiled kernels (flashinfer-cubin, -jit-cache)"),
+    (r"set_version\(\d+\) failed on|Failed to set version on",
+     "the engines could not be told of new weights: they hang, died or are busy, and samples would count as of old "
+     "weights", "the engines' own logs at that time; stop the run where a weight update is not confirmed"),
+    (r"NIXL_ERR_|nixl\w*Error",
+     "the transfer of keys and values between engines (NIXL: prefill to decode) broke: the other engine is gone or was "
+     "restarted, or the network between them (UCX, RDMA) failed",
+     "the other engine's own log at that time; UCX_TLS=tcp tells whether it is RDMA; one engine that does both"),
+    (r"[Rr]ollout failed permanently",
+     "a rollout failed in all of its attempts: its environment, tool or reward raises on this task, or does not answer",
+     "its first error above; run that task alone; leave such tasks out instead of ending the run"),
+    (r"Undefined dataset \S+ in dataset_info",
+     "the data set is not described in dataset_info.json, which is read from dataset_dir",
+     "add its name there, or mend the name; --dataset_dir of the folder that holds that file"),
+    (r"HIP error: invalid device function|HSA_OVERRIDE_GFX",
+     "the binary was not built for this GPU's architecture (AMD gfx)",
+     "rocminfo | grep gfx against torch.cuda.get_arch_list(); a build for it, or HSA_OVERRIDE_GFX_VERSION of a near "
+     "one"),
+    (r"ACL stream synchronize failed|error code(?: is)?:? ?507\d{3}|aclrt\w+ failed",
+     "a kernel of the Ascend device failed (507xxx): an operator that read or wrote beyond its tensors, or a device "
+     "that is not well; operators run later than the line that names them",
+     "ASCEND_LAUNCH_BLOCKING=1 names the true line; the plog (~/ascend/log) names the operator; npu-smi info"),
+    (r"FunctionTimeoutError|hit its timeout of \d+",
+     "the platform ended the function at its time limit",
+     "raise its timeout, or save often enough to go on: resume from the last checkpoint"),
+    (r"PanicException|called `Result::unwrap\(\)` on an `Err` value",
+     "native code of a tokenizer or file reader (Rust) refuses what it is given: a file that is cut or broken "
+     "(tokenizer.json, a Git LFS pointer), or one of a newer version",
+     "head -c 200 of the file it reads; download it again; update tokenizers (safetensors)"),
     (r"^_?queue\.Empty\b",
      "nothing came out of a queue in time: the worker that fills it (data, rollouts) died or hangs",
      "num_workers=0 shows a data worker's own error; the first error of the process that fills it"),

@@ -107,6 +107,11 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "names", mild=regex(r"(?i)^(?!.*(?:lora_|base_model\.|base_layer|modules_to_save|_fsdp_wrapped|_orig_mod"
                    r"|\['\"](?:module|actor|policy)\.))"),
     ),
+    "weights.version": MeaningOfLines(
+        "rollout_logprobs", "warning", "engines could not be told of new weights: their samples count as of old ones",
+        "an engine hangs, died or is busy while weights are updated",
+        "the engines' own logs at that time; stop the run where a weight update is not confirmed", throughout="error",
+    ),
     "weights.verified": MeaningOfLines(
         "rollout_logprobs", "warning", "a check of the weight update finds elements that differ: the engine's weights "
         "are not the trainer's",
@@ -510,7 +515,8 @@ MEANINGS: dict[str, MeaningOfLines] = {
         "print the largest and smallest reward; set the range to them", fewest=3,
     ),
     "rewards.cut": MeaningOfLines(
-        "rewards", "warning", "the judge is shown messages that were cut to its context",
+        "rewards", "warning", "the judge is shown messages that were cut to its context (or none, where they "
+        "do not fit)",
         "answers are longer than the judge's context: what it scores may lack the end, where the result stands",
         "a judge with a longer context; hand it the final answer alone", fewest=20,
     ),

@@ -32,6 +32,7 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      r"|kv cache invalidation not supported|failed to invalidate .{0,40}\bcaches?\b"
      r"|failed to flush cache after maximum attempts",
      ("failed to reset", "failed to flush", "cache invalidation", "failed to invalidate")),
+    ("weights.version", r"failed to set version on", ("failed to set version",)),
     ("weights.verified", r"delta[-_]verify\b.{0,200}\bmismatch(?:_elems|es)=[1-9]", ("delta-verify", "delta_verify")),
     ("weights.nan", r"detected errors during sampling! nan in the logits", ("nan in the logits",)),
     ("weights.frozen", r"skipping .{0,40}\boptimizer\b.{0,40}\binitiali[sz]ation because", ("initialization because",)),
@@ -196,7 +197,8 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
       "error scoring", "error processing model", "exception in ", "judge error:", "when calling judge",
       "failed to get reward", "score from", "error during hf_verify")),
     ("rewards.clipped", r"rewards are outside the configured source range", ("configured source range",)),
-    ("rewards.cut", r"truncated message content to fit judge", ("to fit judge",)),
+    ("rewards.cut", r"truncated message content to fit judge|cannot fit request within context window",
+     ("to fit judge", "cannot fit request")),
     # How it is run: engines that are gone, and what is slower or otherwise than it could be.
     ("running.engine", r"health check failed for (?:\w+ ){0,2}engine ?#?\d{1,4}\b", ("health check failed",)),
     ("running.detokenizer", r"server couldn't get a response from detokenizer", ("response from detokenizer",)),

@@ -57,6 +57,7 @@ MORE: tuple[tuple[str, str, str, str, str], ...] = (
     ("[412345.1] nfs: server 10.0.0.3 not responding, still trying", "L74", "info", "warning", "does not answer"),
     ("Timeout (0:30:00)!", "L74", "info", "warning", "a process stands"),
     ("(AgentLoopWorker pid=9) ERROR:2026-03-02 10:10:55,1:Failed to decode tool call: Expecting ',' delimiter: line 1 column 40 (char 39)", "L72", "info", "info", "cannot be read"),
+    ("20260402-11:10:20.112 RolloutController ERROR: Failed to set version on a worker: TimeoutError()", "L70", "warning", "error", "told of new weights"),
 )  # fmt: skip
 
 #: (line, key of its row)
@@ -134,4 +135,5 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("[412500.1] INFO: task python3:8123 blocked for more than 120 seconds.", "running.stacks"),
     ("20260402-11:10:20.112 ToolCallParser ERROR: Tool call parsing error: Expecting value", "samples.tool_call"),
     ("(AgentLoopWorker pid=9) WARNING Kimi tool-call arguments are not valid JSON; returning an empty argument dict.", "samples.tool_call"),
+    ("2026-03-04 12:44:10 - ERROR - ground_truth_utils.py:797 - Cannot fit request within context window even after truncation.", "rewards.cut"),
 )  # fmt: skip
