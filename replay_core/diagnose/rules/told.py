@@ -27,7 +27,7 @@ _LONGEST, _OTHERS = 200, 3
 
 
 @rule("L70", "a line says that weights are not those that are meant", link="logprobs", scope="signals",
-      needs=("event:told_weights",), lasts=True, source=_SOURCE)  # fmt: skip
+      needs=("event:told_weights",), lasts=True, explains=("D09", "D12", "D13", "D29"), source=_SOURCE)  # fmt: skip
 def of_weights(log: RunLog) -> Iterator[Finding]:
     """Lines of trainers and engines that say that weights are missing, random, unused, skipped or not sent: a warning;
     nothing of what is well (a tied head alone, rotary frequencies and scales, heads that another task has). An update
@@ -85,7 +85,7 @@ def of_samples(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("L73", "a line says that rewards are none", link="rewards", scope="signals",
-      needs=("event:told_rewards",), source=_SOURCE)  # fmt: skip
+      needs=("event:told_rewards",), explains=("L08",), source=_SOURCE)  # fmt: skip
 def of_rewards(log: RunLog) -> Iterator[Finding]:
     """Lines that say that samples get no reward, or 0 because something failed: a warning from 2 or 3 lines on, an
     error where no function is known for the data in half of the steps and 3 and more.

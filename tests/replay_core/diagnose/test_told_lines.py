@@ -349,3 +349,26 @@ def test_samples_that_lines_count_are_added_up(tmp_path: Path) -> None:
     found = only(diagnosed(tmp_path, many), "L72")
     assert found.severity == "warning"
     assert "372 of them in all" in found.claim
+
+
+def test_what_a_line_says_of_weights_goes_before_the_gap_that_follows(tmp_path: Path) -> None:
+    line = "(Trainer pid=733) actor.py:618 - No updatable SGLang engines are running; skip weight update.\n"
+    text = "".join(
+        verl([{"rollout_corr/k3_kl": 0.0006 * 1.25 ** max(0, n - 15), "actor/ppo_kl": 0.0003}], n)
+        + (line if n >= 15 else "")
+        for n in range(1, 41)
+    )
+    first, *rest = diagnosed(tmp_path, text).findings
+    assert (first.id, first.severity) == ("L70", "error")
+    assert {one.id for one in rest if one.downstream_of == "L70"} & {"D09", "D12"}
+
+
+def test_rewards_that_fail_go_before_the_reward_that_falls(tmp_path: Path) -> None:
+    line = "(RewardLoopWorker pid=777) Error in math_verify compute_score: signal only works in main thread\n"
+    text = "".join(
+        verl([{"critic/score/mean": 0.4 + 0.002 * n if n < 15 else 0.02}], n) + (line * 4 if n >= 14 else "")
+        for n in range(1, 41)
+    )
+    found = {one.id: one for one in diagnosed(tmp_path, text).findings}
+    assert found["L73"].severity == "warning"
+    assert found["L08"].downstream_of == "L73"
