@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from replay_core.diagnose.environment_texts import ENVIRONMENT, LIMITS, SERVICES
 from replay_core.diagnose.misuse_texts import BATCHES, CODE, FIRST, MODELS, SETTINGS
+from replay_core.diagnose.refusal_texts import REFUSALS
 from replay_core.diagnose.tooling_texts import EMPTY, TOOLING
 from replay_core.regexes import regex
 
@@ -240,8 +241,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Xid.{0,60}: (?:79|119|120|109)\b|fallen off the bus|GPU (?:is )?lost|GPU has fallen",
      "the GPU is gone from the bus (or its firmware hangs): hardware, power or driver",
      "dmesg | grep -i xid; drain the node"),
-    (r"Xid.{0,60}: 74\b|NVLink.*(?:error|fail|fatal)", "an NVLink failed: hardware", "nvidia-smi nvlink -e; drain the "
-     "node"),
+    (r"Xid.{0,60}: (?:74|137|14[4-9]|150)\b|NVLink.*(?:error|fail|fatal)", "an NVLink failed: hardware",
+     "nvidia-smi nvlink -e; drain the node"),
     (r"Xid", "the driver reports an error of the GPU; 13 and 31 are an invalid access of a kernel, most others "
      "hardware",
      "dmesg | grep -i xid; compute-sanitizer for 13 and 31"),
@@ -301,6 +302,10 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      r"(?:nan|inf)|NaN (?:detected|loss)|nan (?:detected|loss)",
      "a loss or gradient is not finite: an overflow or 0/0 in the forward or backward, or data that is (the line names "
      "where)", "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first tensor"),
+    (r"No inf checks were recorded",
+     "the scaler of fp16 found no gradient in any parameter of this optimizer: nothing it holds was part of the loss, "
+     "or the weights themselves are in fp16",
+     "print the names whose grad is not None before the step; bf16=True, which needs no scaler"),
     (r"loss scale already at minimum|loss scale.*cannot decrease",
      "fp16 overflows in every step until the loss scale is at its minimum: gradients are not finite",
      "train in bf16; look for the first NaN"),
@@ -355,7 +360,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"backward through the graph a second time|[Ss]aved intermediate values of the graph",
      "a graph is used for two backward calls: something of an earlier step (a loss, values, a hidden state) was kept "
      "with its graph", "detach what is kept from step to step"),
-    (r"modified by an inplace operation", "a tensor that the backward needs was changed in place (masked_fill_, +=, or "
+    (r"modified by an inplace operation|has been modified inplace",
+     "a tensor that the backward needs was changed in place (masked_fill_, +=, or "
      "weights that were synchronised or updated between forward and backward)",
      "torch.autograd.set_detect_anomaly(True) names the forward"),
     (r"[Ee]xpected to have finished reduction|[Ee]xpected to mark a variable ready only once",
@@ -386,7 +392,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Object of type (?:bool_?|u?int\d+|float\d+|ndarray|Tensor|bfloat16) is not JSON serializable",
      "json cannot write a number of NumPy or torch: what was to be saved is lost, the training is not at fault",
      "bool(x), float(x) or x.tolist() before json.dump, or json.dump(..., default=str)"),
-    (r"Stale file handle|Errno 116\b|Input/output error|Errno 5\b|Read-only file system|Errno 30\b|Transport endpoint",
+    (r"Stale file handle|Errno 116\b|Input/output error|Errno 5\b|Read-only file system|Errno 30\b"
+     r"|[Tt]ransport endpoint|Errno (?:108|112|121)\b|Remote I/O error|\] No data available",
      "the file system fails (a network mount that went away, a disk)", "dmesg; mount; write elsewhere"),
     (r"Permission ?(?:denied|Error)|Errno 13\b", "no right to read or write the path it names (a cache of another "
      "user, a mount that is read-only)", "ls -l PATH; set HF_HOME and the output folder to a place of your own"),
@@ -594,6 +601,15 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "
      r"?[Pp]ipe|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",
      "the process at the other end is gone: it died first"),
+    (r"(?:One or more|All) \w+ servers died|Background \w+ process died|failure count \d+ exceeds",
+     "a process of the run is gone (an engine, a trainer, a collector), and the others end with it: its own log names "
+     "the cause, or the lines above"),
+    (r"Back-off restarting failed container",
+     "the container ends again and again, and Kubernetes starts it anew: its own log of the last start names the cause "
+     "(kubectl logs --previous)"),
+    (r"SupervisionError|exited because of the following reason|[Rr]ollout thread is not alive"
+     r"|(?:Producer|Consumer) thread failed",
+     "an actor or thread of the run is gone: what it raised stands above, or in its own log"),
     (r"Job entrypoint command failed|^(?:\S+ ){0,4}\w{3,20} failed with exit code [1-9]",
      "a process of the run (the job's entrypoint, an orchestrator, a trainer) ended with an error code: its own log "
      "names the cause, or the lines above"),
@@ -610,6 +626,7 @@ _KNOWN: tuple[Failure, ...] = (
         Failure(regex(pattern), cause, step)
         for pattern, cause, step in (
             *LIMITS,
+            *REFUSALS,
             *FIRST,
             *ENVIRONMENT,
             *_DEATHS,

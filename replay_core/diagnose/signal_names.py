@@ -256,6 +256,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "pair_score",
         "",
     ),
+    (regex(r"^(?:reward|rollout|train|generate)/(?:avg_)?pass(?:_at_|@)(?:[2-9]|\d{2,})$"), "pass_at_k", "SkyRL"),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
     (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
     # Of a mixture of experts' router: the loss that balances it, and the load of its busiest expert over the mean.

@@ -33,6 +33,9 @@ _NEXT = (
 )
 
 
+_OF_A_POLICY = ("pg_loss", "kl", "entropy", "response_length", "advantage_mean", "clip_fraction", "truncated")
+
+
 @rule("L47", "pairs are told apart by chance", link="trend", scope="signals", needs=("loss|reward_function",),
       explains=("L40", "L44", "L08"), source="Bradley-Terry and DPO: -log sigmoid(0) = ln 2")  # fmt: skip
 def by_chance(log: RunLog) -> Iterator[Finding]:
@@ -46,7 +49,9 @@ def by_chance(log: RunLog) -> Iterator[Finding]:
     loss = log.get("loss")
     is_of_pairs = log.has("pair_reward") or log.has("pair_logps") or (right is not None and not log.has("reward"))
     told = _of_right(log, right) if right is not None and is_of_pairs else None
-    stays = None if loss is None or (log.has("reward") and not is_of_pairs) else _at_ln_2(log, loss)
+    # TRL's reward trainer calls its mean score a reward; no policy logs a share of right ones beside such a loss alone.
+    scores = is_of_pairs or not log.has("reward") or (right is not None and not any(map(log.has, _OF_A_POLICY)))
+    stays = _at_ln_2(log, loss) if loss is not None and scores else None
     if told is None and stays is None and (loss is None or len(loss.finite) < FEW):
         raise Skip(f"needs the loss of {FEW} lines, or a share of right pairs of {SHARES}")
     if right is not None and right.finite and trends.level(right.finite) > 0.6:

@@ -23,6 +23,7 @@ from replay_core.diagnose.falling_apart import (
     runs_into_the_limit,
     spike_before,
 )
+from replay_core.diagnose.falls_with import falls_with
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.function_weights import NOTHING as UNPAID
@@ -1160,6 +1161,7 @@ def reward_falls(log: RunLog) -> Finding | None:
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         random = _gets_random(log)
         moves = _moves_away(log, before - now)
+        beside = None if harder is not None else falls_with(log, before, now)
         leaps = learns_between(values) if harder is None else []
         from_the_start = _falls_from_the_start(values)
         return finding(
@@ -1172,6 +1174,8 @@ def reward_falls(log: RunLog) -> Finding | None:
                 if leaps
                 else f"meanwhile {random}"
                 if random
+                else beside[0]
+                if beside is not None
                 else "it does so from the first steps on, and training makes the policy worse"
                 if from_the_start
                 else moves or "nothing that is logged beside it says why"
@@ -1192,6 +1196,8 @@ def reward_falls(log: RunLog) -> Finding | None:
             "paid), or the prompts are others (a curriculum, another stage), of which it is less sure: these figures "
             "do not tell which"
             if random
+            else beside[1]
+            if beside is not None
             else "advantages, loss or reward have the wrong sign, so that each update drives the policy away from what "
             "is rewarded (advantages of other samples do so, too); or a learning rate that is far too high from the "
             "first step on"

@@ -16,7 +16,10 @@ from replay_core.dumps.log_events import KEPT
 from replay_core.dumps.told_lines import key_of
 from replay_core.regexes import regex
 
-_SOURCE = "the texts of verl, TRL, prime-rl, OpenRLHF, slime, AReaL, open-instruct, vLLM, SGLang and transformers"
+_SOURCE = (
+    "the texts of verl, TRL, prime-rl, verifiers, OpenRLHF, slime, miles, AReaL, open-instruct, NeMo-RL, SkyRL, ROLL, "
+    "Megatron-LM, ms-swift, vLLM, SGLang and transformers"
+)
 #: Steps that show it, and their share, before it holds throughout.
 STEPS, HALF = 3, 0.5
 #: Characters of a line that are shown, and other lines of one finding.
@@ -24,7 +27,7 @@ _LONGEST, _OTHERS = 200, 3
 
 
 @rule("L70", "a line says that weights are not those that are meant", link="logprobs", scope="signals",
-      needs=("event:told_weights",), lasts=True, source=_SOURCE)  # fmt: skip
+      needs=("event:told_weights",), lasts=True, explains=("D09", "D12", "D13", "D29"), source=_SOURCE)  # fmt: skip
 def of_weights(log: RunLog) -> Iterator[Finding]:
     """Lines of trainers and engines that say that weights are missing, random, unused, skipped or not sent: a warning;
     nothing of what is well (a tied head alone, rotary frequencies and scales, heads that another task has). An update
@@ -82,7 +85,7 @@ def of_samples(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("L73", "a line says that rewards are none", link="rewards", scope="signals",
-      needs=("event:told_rewards",), source=_SOURCE)  # fmt: skip
+      needs=("event:told_rewards",), explains=("L08",), source=_SOURCE)  # fmt: skip
 def of_rewards(log: RunLog) -> Iterator[Finding]:
     """Lines that say that samples get no reward, or 0 because something failed: a warning from 2 or 3 lines on, an
     error where no function is known for the data in half of the steps and 3 and more.
@@ -130,6 +133,8 @@ def _told(kind: str, log: RunLog) -> Iterator[Finding]:
 
 
 def _claim(known: MeaningOfLines, told: list[Told], log: RunLog) -> str:
+    if key_of(told[0].text) == _CALLS and not _grow(told, log):
+        return "some calls of tools cannot be read"
     if known.over is not None and _is_over(known.over, told[-1], log):
         return known.claim.partition(":")[0] + ", and was started again"
     return known.claim
@@ -160,10 +165,21 @@ def _severity(known: MeaningOfLines, key: str, told: list[Told], log: RunLog) ->
         return known.throughout
     if key == _RANDOM and _is_no_beginner(log):
         return "info"
+    if key == _CALLS and not _grow(bad, log):
+        # A policy that learns to call tools gets some of them wrong.
+        return "info"
+    if key == _NAN and bad[-1].point.step is None:
+        # Engines are warmed up with weights that are none.
+        return "info"
+    if key in _WAITS and (bad[-1].point.line or 0) < log.last_lines().get(bad[-1].point.path, 0):
+        return "info"
     return known.severity if len(bad) >= known.fewest and _are_many(known, key, bad, log) else "info"
 
 
-_RANDOM = "weights.random"
+_CALLS = "samples.tool_call"
+#: What is over where steps follow.
+_WAITS = ("running.mount", "running.stacks")
+_RANDOM, _NAN = "weights.random", "weights.nan"
 #: Nats; a model whose weights are random has about the logarithm of its vocabulary, 10 and more.
 _KNOWS = 4.0
 
@@ -182,13 +198,24 @@ def _are_many(known: MeaningOfLines, key: str, bad: list[Told], log: RunLog) -> 
     """Whether they are more than a small part of what steps have: most runs lose a few samples now and then."""
     lines, each = float(len(bad)), known.each
     if key in _COUNTS:
-        pattern, _ = _COUNTS[key]
-        lines, each = float(sum(int(m[1]) for one in bad if (m := pattern.search(one.text)))), _EACH
+        lines, each = float(_counted(key, bad)), each or _EACH
     if not each:
         return True
     if bad[-1].point.step is None:
         return lines >= _OF_DATA
     return lines >= each * _steps(log)
+
+
+#: How many times as many lines the last third of a log's steps has before they grow.
+_MORE = 3
+
+
+def _grow(told: Sequence[Told], log: RunLog) -> bool:
+    """Whether the last third of the steps has many times the lines of the first."""
+    steps, third = [one.point.step or 0 for one in told], _steps(log) / 3
+    first = min((one.points[0].step or 0 for one in log.signals() if one.points), default=0)
+    early = sum(step - first < third for step in steps)
+    return sum(step - first >= 2 * third for step in steps) > _MORE * (early + 1)
 
 
 def _are_cut(kind: str, log: RunLog) -> bool:
@@ -235,7 +262,9 @@ _OF = regex(r"(?i)\bonly (\d+)/(\d+)")
 #: What lines count of what they leave out, by their key.
 _COUNTS = {
     "samples.cancelled": (regex(r"(?i)cancell?ed (\d+)"), "{} of them in all"),
-    "samples.leftover": (regex(r"(\d+) samples are dropped"), "{} samples in all"),
+    "samples.leftover": (regex(r"(?i)(\d+) samples are dropped|\(dropping (\d+)\)"), "{} samples in all"),
+    "samples.gap_masked": (regex(r"(?i)masked (\d+) sequences"), "{} samples in all"),
+    "samples.stale": (regex(r"(?i)(?:evicted|evicting|removing) (\d+) stale|dropping stale"), "{} of them in all"),
 }
 
 
@@ -250,9 +279,14 @@ def _numbers(key: str, told: Sequence[Told]) -> str:
     if key in (_FEW, "samples.images"):
         return f", {_trainable(told):.2g} of all in these lines"
     if key in _COUNTS:
-        pattern, words = _COUNTS[key]
-        return ", " + words.format(sum(int(m[1]) for one in told if (m := pattern.search(one.text))))
+        return ", " + _COUNTS[key][1].format(_counted(key, told))
     return ""
+
+
+def _counted(key: str, told: Sequence[Told]) -> int:
+    """How many samples the lines speak of: what each counts, or itself."""
+    found = (_COUNTS[key][0].search(one.text) for one in told)
+    return sum(int(m[m.lastindex]) if m.lastindex else 1 for m in found if m is not None)
 
 
 #: How many samples a data set has, before and behind a filter.

@@ -13,6 +13,7 @@ from replay_core.diagnose.finding import SEVERITIES
 from replay_core.diagnose.told_texts import MEANINGS
 from replay_core.dumps.told_lines import KINDS, LINES, key_of, may_tell
 from tests.replay_core.diagnose.logs import diagnosed, only, trl, verl, worrying
+from tests.replay_core.diagnose.more_told_lines import MORE, OTHERS
 
 _OURS = {"L70", "L71", "L72", "L73", "L74"}
 #: What healthy runs say between their steps.
@@ -103,11 +104,14 @@ _LINES: tuple[tuple[str, str, str, str, str], ...] = (
 )  # fmt: skip
 
 
+_ALL = (*_LINES, *MORE)
+
+
 def _each(line: str, steps: int = 8) -> str:
     return "".join(verl([{}], n) + f"{line}\n" * 3 for n in range(1, steps + 1))
 
 
-@pytest.mark.parametrize(("line", "id", "once", "often", "words"), _LINES)
+@pytest.mark.parametrize(("line", "id", "once", "often", "words"), _ALL)
 def test_a_line_is_told_as_its_number_deserves(
     tmp_path: Path, line: str, id: str, once: str, often: str, words: str
 ) -> None:
@@ -122,7 +126,7 @@ def test_a_line_is_told_as_its_number_deserves(
         assert found.next_step
 
 
-@pytest.mark.parametrize("line", [line for line, *_ in _LINES])
+@pytest.mark.parametrize("line", [line for line, *_ in (*_ALL, *OTHERS)])
 def test_neither_case_nor_what_stands_before_matters(line: str) -> None:
     key = key_of(line)
     assert key is not None
@@ -130,6 +134,11 @@ def test_neither_case_nor_what_stands_before_matters(line: str) -> None:
     for other in (line.upper(), f"[rank3]: {line}", f"2026-03-02T10:00:00Z | {line}"):
         assert key_of(other) == key
         assert may_tell(other)
+
+
+@pytest.mark.parametrize(("line", "key"), OTHERS)
+def test_other_words_for_the_same(line: str, key: str) -> None:
+    assert key_of(line) == key
 
 
 def test_samples_that_are_printed_are_not_looked_at_twice() -> None:
@@ -141,7 +150,7 @@ def test_samples_that_are_printed_are_not_looked_at_twice() -> None:
 def test_every_row_has_its_meaning_and_a_line() -> None:
     keys = {key for key, *_ in LINES}
     assert keys == MEANINGS.keys() | {"samples.number"}
-    assert keys - {"samples.number"} == {key_of(line) for line, *_ in _LINES}
+    assert keys - {"samples.number"} == {key_of(line) for line, *_ in _ALL}
     assert set(KINDS) == {f"told_{key.partition('.')[0]}" for key in keys}
     assert all(one.severity in SEVERITIES for one in MEANINGS.values())
 
@@ -167,13 +176,23 @@ def test_every_row_has_its_meaning_and_a_line() -> None:
         # A reference or judge that is served from a model of its own.
         "sglang_config.py:93 - Model 'ref' uses model_path='/m/judge' which differs from hf_checkpoint='/m/Qwen3-4B'.",
         "Warning: Decreasing max_tokens to 3096 to stay within max_model_length",
+        "WARNING tensor:[lm_head.weight] not in state_dict, skip load",
+        "INFO [metrics.py:86] SpecDecoding metrics: Mean acceptance length: 2.81, Avg Draft acceptance rate: 60.2%",
+        "WARNING Casting torch.float32 to torch.bfloat16.",
+        "DELTA-VERIFY sweep: params=398 mismatch_elems=0 offenders=[]",
+        "  Masked 0 sequences with mult_prob_error > 1.5",
+        "Skipping dataloader state restore: global_steps=100 is at an epoch boundary (steps_per_epoch=50).",
+        "swe.py:473 - [swe.swebench] django__django-11099: model patch failed to apply; reward=0",
+        "INFO assigning reward 0 to truncated responses",
+        "[EnvMonitor] Group 3: Detected 0 hung envs: []",
+        "INFO weights: 3 errors in 1000 rewards",
         "10:44:12 WARNING Only 480/512 effective traces are trainable (93.8%)",
     ],
 )
 def test_harmless_relatives_worry_nobody(tmp_path: Path, line: str) -> None:
     found = diagnosed(tmp_path, f"{line}\n" + _each(line))
     assert not worrying(found)
-    assert not _OURS & {one.id for one in found.findings} or "trainable" in line
+    assert not _OURS & {one.id for one in found.findings} or "trainable" in line or "mult_prob" in line
 
 
 @pytest.mark.parametrize(
@@ -314,3 +333,42 @@ def test_a_server_that_loads_loses_no_responses(tmp_path: Path) -> None:
     lost = 'INFO:     10.0.0.4:41022 - "POST /generate HTTP/1.1" 503 Service Unavailable\n'
     assert not diagnosed(tmp_path, asked * 4 + trl([{}] * 8)).findings
     assert only(diagnosed(tmp_path, lost * 4 + trl([{}] * 8)), "L29").severity == "warning"
+
+
+def test_an_engine_that_is_warmed_up_without_weights_worries_nobody(tmp_path: Path) -> None:
+    line = "[2026-02-03 12:10:10 TP0] Detected errors during sampling! NaN in the logits.\n"
+    assert only(diagnosed(tmp_path, line * 4 + verl([{}] * 8)), "L70").severity == "info"
+    assert only(diagnosed(tmp_path, verl([{}] * 8) + line * 4), "L70").severity == "error"
+
+
+def test_samples_that_lines_count_are_added_up(tmp_path: Path) -> None:
+    line = "  evicted {} stale prompt group(s)\n"
+    few = "".join(verl([{}], n) + line.format(1) for n in range(1, 13))
+    many = "".join(verl([{}], n) + line.format(31) for n in range(1, 13))
+    assert only(diagnosed(tmp_path, few), "L72").severity == "info"
+    found = only(diagnosed(tmp_path, many), "L72")
+    assert found.severity == "warning"
+    assert "372 of them in all" in found.claim
+
+
+def test_what_a_line_says_of_weights_goes_before_the_gap_that_follows(tmp_path: Path) -> None:
+    line = "(Trainer pid=733) actor.py:618 - No updatable SGLang engines are running; skip weight update.\n"
+    text = "".join(
+        verl([{"rollout_corr/k3_kl": 0.0006 * 1.25 ** max(0, n - 15), "actor/ppo_kl": 0.0003}], n)
+        + (line if n >= 15 else "")
+        for n in range(1, 41)
+    )
+    first, *rest = diagnosed(tmp_path, text).findings
+    assert (first.id, first.severity) == ("L70", "error")
+    assert {one.id for one in rest if one.downstream_of == "L70"} & {"D09", "D12"}
+
+
+def test_rewards_that_fail_go_before_the_reward_that_falls(tmp_path: Path) -> None:
+    line = "(RewardLoopWorker pid=777) Error in math_verify compute_score: signal only works in main thread\n"
+    text = "".join(
+        verl([{"critic/score/mean": 0.4 + 0.002 * n if n < 15 else 0.02}], n) + (line * 4 if n >= 14 else "")
+        for n in range(1, 41)
+    )
+    found = {one.id: one for one in diagnosed(tmp_path, text).findings}
+    assert found["L73"].severity == "warning"
+    assert found["L08"].downstream_of == "L73"
