@@ -179,6 +179,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "generation/completions/max_length tunix",
         "completions/max_length TRL", "response_length/max verl", "rollout/response_len/max slime",
     ),
+    # Of these a padded width is told apart from a length: no response that is shorter than all has a mean of theirs.
+    "response_length_min": (
+        "generate/min_num_tokens SkyRL", "val/sequence_lengths_min open-instruct", "tokens/response_length/min ROLL",
+        "generation/completions/min_length tunix", "completions/min_length TRL", "response_length/min verl",
+        "rollout/response_len/min slime",
+    ),
     "truncated": (
         "completions/clipped_ratio TRL", "response_length/clip_ratio verl", "rollout/truncated_ratio slime",
         "truncated OpenRLHF", "truncated_frac miles", "truncated_ratio *", "ppo_actor/no_eos_ratios AReaL",
@@ -433,6 +439,7 @@ _BY_STATISTIC = {
     (base, said): f"{base}_{said}" for base in ("reward", "advantage", "value", "return") for said in ("max", "min")
 } | {
     ("reward", "std"): "reward_std", ("response_length", "max"): "response_length_max",
+    ("response_length", "min"): "response_length_min",
     ("ratio", "max"): "ratio_max", ("ratio", ""): "ratio_mean",
     ("advantage", "std"): "advantage_std", ("is_weight_mean", "max"): "is_weight_max",
     ("advantage", ""): "advantage_mean", ("value", ""): "value_mean", ("return", ""): "return_mean",
@@ -616,7 +623,7 @@ _HELD_LOSS = regex(r"^(?:eval|val|test|validation)[/_-](?:lm_|nll_)?loss$")
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
     "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
-    "response_length", "response_length_max", "truncated", "value_mean", "value_max", "value_min", "return_mean",
+    "response_length", "response_length_max", "response_length_min", "truncated", "value_mean", "value_max", "value_min", "return_mean",
     "return_max", "return_min", "advantage_mean", "advantage_max", "advantage_min", "masks_in_input",
     "num_masked", "logprob_diff", "prob_diff", "prob_pearson", "mult_prob_error", "rollout_k1", "rollout_k3", "ess",
     "entropy", "pair_logits", "pair_logps", "pair_reward", "pair_score",
