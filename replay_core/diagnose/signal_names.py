@@ -605,13 +605,22 @@ OF_A_ROLE = regex(r"^reward/[\w.@-]+/mean$")
 _AVERAGED = regex(r"/(?:avg|mean)$")
 #: Its actors by algorithm, of which each logs the same names.
 _ACTORS = regex(r"^(?:grpo|dapo|gspo|rloo)_actor/")
-_ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
+_ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_.-]|$)")
 #: `Val loss`, as a console has it.
 _OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
+#: What else an evaluation's room is called, in any case.
+_EVALUATES = regex(
+    r"^(?i:(?:evaluations?|evals|held[_-]?out|eval)(?=[/_.-])|dev(?=[/_-](?:acc|score|reward|pass))|(?:env|envs)/test(?=/))"
+)
+#: Of k answers to a prompt: eval/aime24/avg@8.
+_OF_K = regex(
+    r"^(?:eval|val|test|validation)(?:[/_.-].*)?[/_.-](?:(?:avg|mean|maj|majority|best|cons|pass)@|pass_?)\d{1,5}"
+    r"(?:/mean)?$"
+)
 #: Metrics of an evaluation that tell how right the answers are.
 _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
-    r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc)(?:[/_@-](?!std|max|min|len|loss).*)?$"
+    r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc|(?:win|solve|solved|correct)_rate)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
 #: slime names an evaluation by its data set alone, which is told by what it logs beside it: eval/aime, and
 #: eval/aime-truncated_ratio, eval/aime/response_len/mean.
@@ -712,7 +721,9 @@ def named(raw: str, trl: bool = False) -> Name | None:
 
     `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
     """
-    raw = _OF_EVALUATION.sub("val/", raw)
+    raw = _EVALUATES.sub("eval", _OF_EVALUATION.sub("val/", raw))
+    if _OF_K.match(raw):
+        return Name("held_out")
     if raw.startswith("validation/"):
         raw = raw[:11] + raw[11:].lower()  # NeMo-RL's console heads what it prints of one: Accuracy
     if raw.startswith(("Rewards/", "Logps/", "Logits/")):

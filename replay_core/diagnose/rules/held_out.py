@@ -180,6 +180,18 @@ def _falls(log: RunLog) -> bool:
         return False
 
 
+#: Of a held-out result that stays while the reward rises without coming to its most: how far the reward has to rise,
+#: how near to where that began it begins, in shares of the rise; how its spread compares with the rise, at the most; and
+#: what the entropy has fallen to where the two are of different prompts.
+ROSE, BEGINS_NEAR, STANDS, MOVED_BY = 0.25, 0.5, 0.5, 0.7
+#: What the weights that are evaluated may be, where the result stays where it was before training.
+_NOT_THESE = (
+    "the weights that are evaluated are not those that are trained: the initial ones, an old checkpoint, an engine of "
+    "its own that no update reaches (answers of two evaluations are then those of one policy, and differ by sampling "
+    "alone); or the reward pays for something else than the task (a form, a leak of the answer, another judge)"
+)
+
+
 @rule("L60", "what is learnt in training does not show on held-out prompts", link="trend", scope="signals",
       needs=("held_out", "reward"), explains=("D25",),
       source="the gap of training and validation; RLVR on one prompt lifts both (arXiv 2504.20571)")  # fmt: skip
@@ -187,11 +199,66 @@ def learns_by_heart(log: RunLog) -> Finding | None:
     """The reward of training (0 to 1) rises by .2 and more to .9 and more, while no held-out result rises with it: the
     last third of 6 evaluations and more is less than a quarter of that rise above the first third, and .2 and more
     below the reward: a warning. Even one prompt, trained on alone, lifts the validation where answers generalise. A
-    result that never changes is D116's, one that falls L20's.
+    result that never changes is D116's, one that falls L20's. A reward (or a share of right answers that it is made of)
+    that rises by .25 and more, to wherever, is enough where every held-out result that is no best of several answers
+    stands: none is above the first one by .15 of the rise in its median, it drifts by no more than chance explains,
+    its spread is half of the rise at the most, and it begins within half of the rise of where the reward began: what
+    is evaluated is another policy, or the reward is not the task's.
     """
-    reward = given(log.get("reward"))
     known = [series for series in log.all("held_out") if len(series.finite) >= SEEN]
     skip_if(not known, f"needs {SEEN} evaluations")
+    if (found := _learnt_by_heart(log, given(log.get("reward")), known)) is not None:
+        return found
+    right = (one for one in log.all("reward_function") if _OF_RIGHT.search(one.name))
+    for reward in (given(log.get("reward")), *right):
+        if (found := _stays(log, reward, known)) is not None:
+            return found
+    return None
+
+
+_OF_RIGHT, _OF_SEVERAL = regex(r"(?i)accura|correct|exact|solve"), regex(r"(?i)(?:best|maj|pass)\w*[@_]?(?!1\b)\d+|/(?:best|maj)")
+
+
+def _stays(log: RunLog, reward: Series, known: list[Series]) -> Finding | None:
+    """A held-out result that begins where the reward does, and stays there while that rises far."""
+    values = reward.finite
+    if len(values) < 2 * trends.MIN_STEPS or min(values) < 0 or max(values) > 1 or not trends.rises(values):
+        return None
+    few = max(3, len(values) // 10)
+    begun, now = fmean(values[:few]), fmean(values[-2 * few :])
+    rise = now - begun
+    single = [one for one in known if not _OF_SEVERAL.search(one.name)] or known
+    if rise < ROSE or _falls(log):
+        return None
+    for series in single:
+        own = series.finite
+        part = max(2, len(own) // 3)
+        if min(own) < 0 or max(own) > 1 or len(set(own)) == 1 or abs(own[0] - begun) > BEGINS_NEAR * rise:
+            return None
+        if max(own) - min(own) > STANDS * rise or abs(fmean(own[-part:]) - fmean(own[:part])) > 0.15 * rise:
+            return None
+        if abs(trends.drift(own)) > trends.DRIFT_Z or now - fmean(own[-part:]) < STANDS * rise:
+            return None
+    series = single[0]
+    entropy = log.get("entropy")
+    fell = entropy is not None and trends.drift(entropy.finite) < -trends.DRIFT_Z
+    above = next(p for p in reward.points if p.value >= begun + rise / 2)
+    return warning(
+        f"the evaluation does not see what training does: {series.name} stays at {median(series.finite):.3g} in all "
+        f"{len(series.finite)} evaluations ({series.finite[0]:.3g} in the first), while {reward.name} rises from "
+        f"{begun:.3g} to {now:.3g}",
+        reward.of(p for p in reward.points if (p.step or 0) >= (above.step or 0)),
+        series.shown(series.last.value, f"to rise with it, to {series.finite[0] + rise:.2g} or so"),
+        shown(f"{series.name}, least and most", f"{min(series.finite):.3g} to {max(series.finite):.3g}"),
+        reward.shown(trends.level(values), f"was {begun:.3g}"),
+        *([given(entropy).shown(trends.level(given(entropy).finite))] if fell else []),
+        cause=_NOT_THESE,
+        next_step="evaluate the newest checkpoint by itself on the same prompts, beside the initial model; compare "
+        "answers of two evaluations; score ten training responses by the evaluation's judge",
+    )
+
+
+def _learnt_by_heart(log: RunLog, reward: Series, known: list[Series]) -> Finding | None:
     values = reward.finite
     if len(values) < trends.MIN_STEPS or min(values) < 0 or max(values) > 1 or not trends.rises(values):
         return None
