@@ -250,6 +250,18 @@ _TABLE: dict[str, tuple[str, ...]] = {
 
 #: Signals of which a run logs many: one series each, known by what stands in the middle.
 _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    # What a phase takes on one rank, node or worker of several.
+    (regex(r"^[\w /-]+/(?:least|most) of ranks$"), "rank_range", "Megatron"),
+    (
+        regex(
+            r"(?i)^(?=(?:.*[/_. -])?(?:times?|timings?|tim(?:e|ing)_\w+|\w+_(?:ms|s|sec|secs|seconds|time)|seconds|latency|"
+            r"duration|forward|backward|forward-backward|optimizer|all-grads-sync|[\w-]+-(?:sync|collection|backward|"
+            r"forward|compute|recv|send))(?:[/_. -]|$))(?:.*[/_. -])?(?:rank|node|worker|host|gpu|actor|device)[_ -]?\d{1,5}"
+            r"(?:[/_. -].*)?$|^[A-Za-z][\w /-]*/rank \d{1,5}$"
+        ),
+        "rank_seconds",
+        "",
+    ),
     (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
     (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
     (regex(r"^log_probs/(?:chosen|rejected)$"), "pair_logps", "torchtune"),
@@ -643,7 +655,7 @@ ORDER: tuple[str, ...] = (
 #: Signals that measure the machine, not the training.
 MACHINE = frozenset(
     {
-        "step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu",
+        "step_seconds", "iter_ms", "phase_seconds", "rank_seconds", "rank_range", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu",
         "preemptions", "kv_usage", "padding_share", "weight_version", "rollout_temperature", "generated_batches",
         *COUNTS,
     }

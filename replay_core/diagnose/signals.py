@@ -255,6 +255,15 @@ class RunLog(Struct):
         ]
         return sorted(found, key=lambda p: (_first(p.step), _first(p.micro), _first(p.rank)))
 
+    def of_ranks(self, signal: str) -> dict[str, dict[int, list[Point]]]:
+        """What ranks that log for themselves tell of the signal, by name and rank."""
+        found: dict[str, dict[int, list[Point]]] = {}
+        for (known, raw), points in self._points.items():
+            for point in points.values() if known == signal else ():
+                if point.rank is not None and point.micro is None:
+                    found.setdefault(raw, {}).setdefault(point.rank, []).append(point)
+        return found
+
     def signals(self) -> Iterator[Series]:
         """Every series, in the order in which a step computes them, the machine's last."""
         order = {signal: number for number, signal in enumerate((*signal_names.ORDER, *signal_names.SIGNALS))}
