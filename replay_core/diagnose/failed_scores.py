@@ -27,6 +27,8 @@ STEPS, BESIDE, TIMES, MANY, LOSES = 12, 3, 4.0, 0.1, 0.25
 #: Share of samples, in the whole run and in a step, of which a run is none the worse; and lines a step, where the size
 #: of a step is not known.
 FEW, FEW_OF_STEP, FEW_LINES = 0.03, 0.12, 2.0
+#: What either half of the run has of them, of so many and more.
+EVENLY, EVENLY_OF = 0.15, 5
 
 
 class FailedScores(Struct, frozen=True):
@@ -49,6 +51,9 @@ class FailedScores(Struct, frozen=True):
     def are_few(self) -> bool:
         """Whether few fail, evenly through the run."""
         each = len(self.counts)
+        half = sum(self.counts[: each // 2])
+        if self.total > EVENLY_OF and not EVENLY * self.total <= half <= (1 - EVENLY) * self.total:
+            return False
         if self.samples is None:
             return self.total <= FEW_LINES * each and max(self.counts) <= 4 * FEW_LINES
         # A step of few samples has one of them more by chance.

@@ -467,7 +467,11 @@ _ROOMS = _words(
     "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf tokens "
     "pi game task objective generation generate learner worker algo ep episode"
 )
-_OF_CRITICS = _words("value_loss value_clip_fraction explained_variance value return")
+_OF_CRITICS = _words(
+    "value_loss value_clip_fraction explained_variance value return critic_grad_norm critic_learning_rate"
+)
+#: What a critic's update logs by the names of the policy's: ppo_critic/update/grad_norm.
+_A_CRITICS_OWN = {"loss": "value_loss", "grad_norm": "critic_grad_norm", "learning_rate": "critic_learning_rate"}
 _STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std", "hi": "max", "lo": "min"}
 _BETWEEN = regex(r"[\s/._\-()|:%]+")
 
@@ -485,7 +489,12 @@ def _home_grown(raw: str) -> str | None:
         if signal is not None:
             return _BY_STATISTIC.get((signal, said), None if said else signal)
         if words[0] == "critic":
-            signal = _BARE.get("_".join(words[1:]))
+            own = list(words[1:])
+            while len(own) > 1 and own[0] in _ROOMS and "_".join(own) not in _BARE:
+                own = own[1:]
+            signal = _BARE.get("_".join(own))
+            if len(own) < len(words) - 1 and not said:
+                signal = _A_CRITICS_OWN.get(signal or "", signal)
             return _BY_STATISTIC.get((signal, said), None if said else signal) if signal in _OF_CRITICS else None
         if words[0] not in _ROOMS:
             break

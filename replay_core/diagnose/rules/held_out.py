@@ -181,9 +181,9 @@ def _falls(log: RunLog) -> bool:
 
 
 #: Of a held-out result that stays while the reward rises without coming to its most: how far the reward has to rise,
-#: how near to where that began it begins, in shares of the rise; how its spread compares with the rise, at the most; and
-#: what the entropy has fallen to where the two are of different prompts.
-ROSE, BEGINS_NEAR, STANDS, MOVED_BY = 0.25, 0.5, 0.5, 0.7
+#: how far where it begins elsewhere; how near to where that began it begins, in shares of the rise; how its spread compares
+#: with the rise, at the most.
+ROSE, FAR, BEGINS_NEAR, STANDS = 0.25, 0.4, 0.5, 0.5
 #: What the weights that are evaluated may be, where the result stays where it was before training.
 _NOT_THESE = (
     "the weights that are evaluated are not those that are trained: the initial ones, an old checkpoint, an engine of "
@@ -202,8 +202,9 @@ def learns_by_heart(log: RunLog) -> Finding | None:
     result that never changes is D116's, one that falls L20's. A reward (or a share of right answers that it is made of)
     that rises by .25 and more, to wherever, is enough where every held-out result that is no best of several answers
     stands: none is above the first one by .15 of the rise in its median, it drifts by no more than chance explains,
-    its spread is half of the rise at the most, and it begins within half of the rise of where the reward began: what
-    is evaluated is another policy, or the reward is not the task's.
+    its spread is half of the rise at the most, and it begins within half of the rise of where the reward began (or, of
+    a rise of .4, lies between .1 and .9): what is evaluated is another policy, or the reward is not the task's. Of
+    rewards over 1 these are shares of the largest.
     """
     known = [series for series in log.all("held_out") if len(series.finite) >= SEEN]
     skip_if(not known, f"needs {SEEN} evaluations")
@@ -222,18 +223,24 @@ _OF_RIGHT, _OF_SEVERAL = regex(r"(?i)accura|correct|exact|solve"), regex(r"(?i)(
 def _stays(log: RunLog, reward: Series, known: list[Series]) -> Finding | None:
     """A held-out result that begins where the reward does, and stays there while that rises far."""
     values = reward.finite
-    if len(values) < 2 * trends.MIN_STEPS or min(values) < 0 or max(values) > 1 or not trends.rises(values):
+    if len(values) < 2 * trends.MIN_STEPS or min(values) < 0 or not trends.rises(values):
         return None
+    # A right answer may be paid 10: then so is one of the validation.
+    scale = max(1.0, *values)
     few = max(3, len(values) // 10)
     begun, now = fmean(values[:few]), fmean(values[-2 * few :])
     rise = now - begun
     single = [one for one in known if not _OF_SEVERAL.search(one.name)] or known
-    if rise < ROSE or _falls(log):
+    single = [one for one in single if min(one.finite) >= 0 and max(one.finite) <= scale]
+    if not single or rise < ROSE * scale or _falls(log):
         return None
     for series in single:
         own = series.finite
         part = max(2, len(own) // 3)
-        if min(own) < 0 or max(own) > 1 or len(set(own)) == 1 or abs(own[0] - begun) > BEGINS_NEAR * rise:
+        near = abs(own[0] - begun) <= BEGINS_NEAR * rise
+        # Other prompts, of which some are solved and some are not, are better solved by a policy that has learnt so much.
+        could = rise >= FAR * scale and 0.1 * scale <= median(own) <= 0.9 * scale
+        if len(set(own)) == 1 or not (near or could):
             return None
         if max(own) - min(own) > STANDS * rise or abs(fmean(own[-part:]) - fmean(own[:part])) > 0.15 * rise:
             return None
@@ -286,7 +293,8 @@ def _learnt_by_heart(log: RunLog, reward: Series, known: list[Series]) -> Findin
         series.shown(series.last.value, f"to rise with it, to {first + (now - begun):.2g} or so"),
         shown("evaluations", len(series.finite)),
         cause="overfitting: the same prompts again and again (a sampler that is seeded anew in every step, a data set "
-        "of a few prompts, a loader that does not advance), or prompts that are far easier than the validation's",
+        "of a few prompts, a loader that does not advance), or prompts that are far easier than the validation's; or "
+        "what is evaluated is another policy (the initial weights, an engine that no update reaches)",
         next_step="print the ids of the prompts of ten steps; look whether the loader is shuffled and goes on after a "
         "restart; rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D43",
     )
