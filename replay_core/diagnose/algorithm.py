@@ -284,8 +284,8 @@ class Algorithm:
 
     @property
     def updates(self) -> float:
-        """Optimizer steps of a batch: epochs times mini-batches (verl and SkyRL state their size in prompts, NeMo-RL and
-        OpenRLHF in responses), 1 where neither is stated.
+        """Optimizer steps of a batch: epochs times mini-batches (verl and SkyRL state their size in prompts, NeMo-RL
+        and OpenRLHF in responses), 1 where neither is stated.
         """
         epochs = self.number(
             "ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "update_epochs_per_batch",

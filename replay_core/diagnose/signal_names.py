@@ -254,10 +254,11 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^[\w /-]+/(?:least|most) of ranks$"), "rank_range", "Megatron"),
     (
         regex(
-            r"(?i)^(?=(?:.*[/_. -])?(?:times?|timings?|tim(?:e|ing)_\w+|\w+_(?:ms|s|sec|secs|seconds|time)|seconds|latency|"
+            r"(?i)^(?=(?:.*[/_. -])?(?:times?|timings?|tim(?:e|ing)_\w+|\w+_(?:ms|s|sec|secs|seconds|time)|seconds|"
+            r"latency|"
             r"duration|forward|backward|forward-backward|optimizer|all-grads-sync|[\w-]+-(?:sync|collection|backward|"
-            r"forward|compute|recv|send))(?:[/_. -]|$))(?:.*[/_. -])?(?:rank|node|worker|host|gpu|actor|device)[_ -]?\d{1,5}"
-            r"(?:[/_. -].*)?$|^[A-Za-z][\w /-]*/rank \d{1,5}$"
+            r"forward|compute|recv|send))(?:[/_. -]|$))(?:.*[/_. -])?(?:rank|node|worker|host|gpu|actor|device)"
+            r"[_ -]?\d{1,5}(?:[/_. -].*)?$|^[A-Za-z][\w /-]*/rank \d{1,5}$"
         ),
         "rank_seconds",
         "",
@@ -653,7 +654,8 @@ _HELD_LOSS = regex(r"^(?:eval|val|test|validation)[/_-](?:lm_|nll_)?loss$")
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
     "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
-    "response_length", "response_length_max", "response_length_min", "truncated", "value_mean", "value_max", "value_min", "return_mean",
+    "response_length", "response_length_max", "response_length_min", "truncated", "value_mean", "value_max",
+    "value_min", "return_mean",
     "return_max", "return_min", "advantage_mean", "advantage_max", "advantage_min", "masks_in_input",
     "num_masked", "logprob_diff", "prob_diff", "prob_pearson", "mult_prob_error", "rollout_k1", "rollout_k3", "ess",
     "entropy", "pair_logits", "pair_logps", "pair_reward", "pair_score",
@@ -664,7 +666,8 @@ ORDER: tuple[str, ...] = (
 #: Signals that measure the machine, not the training.
 MACHINE = frozenset(
     {
-        "step_seconds", "iter_ms", "phase_seconds", "rank_seconds", "rank_range", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu",
+        "step_seconds", "iter_ms", "phase_seconds", "rank_seconds", "rank_range", "phase_memory_mb", "memory_gb",
+        "tokens_per_second", "mfu",
         "preemptions", "kv_usage", "padding_share", "weight_version", "rollout_temperature", "generated_batches",
         *COUNTS,
     }

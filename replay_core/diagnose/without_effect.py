@@ -10,7 +10,8 @@ from replay_core.diagnose.finding import Finding, finding
 from replay_core.diagnose.signals import RunLog, Series
 
 #: Steps of a run in which no update has an effect; the gradient that is no small one; the sum of learning rates after
-#: which any policy has moved; what a ratio may be off 1 by, and a KL of one policy to itself, where two kernels make it.
+#: which any policy has moved; what a ratio may be off 1 by, and a KL of one policy to itself, where two kernels
+#: make it.
 _IDLE, _A_GRADIENT, _SUM_OF_RATES, _OFF_ONE, _NO_KL = 24, 1e-2, 1e-2, 1e-6, 1e-7
 
 
@@ -42,7 +43,8 @@ def without_effect(log: RunLog) -> Finding | None:
         f"no update has an effect: {', '.join(series.name for series, _ in rests)} is exactly {value:g} in all "
         f"{len(first.finite)} steps"
         + (f" in spite of {log.algorithm.updates:g} updates of a batch" if several else "")
-        + f", and neither {reward.name} ({median(reward.finite):.3g}) nor {entropy.name} ({median(entropy.finite):.3g}) "
+        + f", and neither {reward.name} ({median(reward.finite):.3g}) nor {entropy.name} "
+        f"({median(entropy.finite):.3g}) "
         f"moves, at a gradient norm of {median(grads.finite):.2g} and a learning rate of {median(rates.finite):.2g}",
         first,
         *(series.shown(value, "another number behind the first update") for series, value in rests),
@@ -52,7 +54,8 @@ def without_effect(log: RunLog) -> Finding | None:
         *(series.shown(series.last.value, f"was {series.finite[0]:.3g}") for series in held[:1]),
         link="optimizer",
         cause="the optimizer holds other parameters than the model that is run: it was made before the model was "
-        "wrapped (FSDP, DDP), moved, loaded or given its adapter; or its step is never taken or is undone (weights that "
+        "wrapped (FSDP, DDP), moved, loaded or given its adapter; or its step is never taken or is undone "
+        "(weights that "
         "are loaded anew, updates that bf16 weights round away)",
         next_step="compare a weight before and after optimizer.step(); make the optimizer of the wrapped model's own "
         "parameters; rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from replay_core.regexes import regex
 
-_HEAD = regex(r"^\s{0,8}(?P<of>\(min, max\) time|(?:min|max|minmax|all)? ?times?) across ranks \((?P<unit>ms|s|sec|seconds)\):\s*$")
+_HEAD = regex(
+    r"^\s{0,8}(?P<of>\(min, max\) time|(?:min|max|minmax|all)? ?times?) across ranks "
+    r"\((?P<unit>ms|s|sec|seconds)\):\s*$"
+)
 _TIMER = regex(r"^\s{1,8}(?P<name>[A-Za-z][\w /-]{0,60}?)\s?\.{0,80}:\s*$")
 _RANK = regex(r"^\s{1,16}rank\s{0,6}(?P<rank>\d{1,6}):\s{0,8}(?P<value>\d[\d.]{0,16})\s*$")
 _ONE = regex(
-    r"^\s{1,8}(?P<name>[A-Za-z][\w /-]{0,60}?)\s?\.{0,80}:\s{0,4}\(?(?P<value>\d[\d.]{0,16})(?:,\s{0,4}(?P<most>\d[\d.]{0,16})\))?\s*$"
+    r"^\s{1,8}(?P<name>[A-Za-z][\w /-]{0,60}?)\s?\.{0,80}:\s{0,4}\(?(?P<value>\d[\d.]{0,16})"
+    r"(?:,\s{0,4}(?P<most>\d[\d.]{0,16})\))?\s*$"
 )
 #: Ranks of which each has a series of its own.
 _MOST = 256

@@ -312,9 +312,13 @@ def _stays_behind(log: RunLog) -> Finding | None:
     went = max(row[0] for row in rows) - min(row[0] for row in rows)
     # A critic that learns nears its returns in the first steps already.
     begins = fmean(abs(row[0] - row[1]) for row in rows[:3])
-    if not 0 < off_first or abs(last[0] - first[0]) > WENT_OF * off_last or off_last < STAYS_OFF * max(off_first, begins):
+    if (
+        not off_first > 0
+        or abs(last[0] - first[0]) > WENT_OF * off_last
+        or off_last < STAYS_OFF * max(off_first, begins)
+    ):
         return None
-    if not 0 < last[2] or last[2] < STILL_LOST * first[2] or off_last**2 < MADE_OF * last[2] or went > off_last:
+    if not last[2] > 0 or last[2] < STILL_LOST * first[2] or off_last**2 < MADE_OF * last[2] or went > off_last:
         return None
     norms = log.get("critic_grad_norm")
     return warning(

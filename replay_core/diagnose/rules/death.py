@@ -181,11 +181,13 @@ def _restarted(fatal: list[Told], log: RunLog) -> Finding:
 #: What a death is of that is an engine's or its server's: its own names, frames and schedulers.
 _OF_ENGINE = regex(
     r"EngineDeadError|EngineCore|vllm/v1/|vllm/(?:engine|worker|executor)/|sglang/srt/|Scheduler hit an exception"
-    r"|SGLangEngine|SGLangHttpServer|vLLMHttpServer|AsyncLLM|(?i:\b(?:rollout|inference|generation|sglang|vllm)[ _-]?(?:engine"
-    r"|server|worker|replica)s?\b)"
+    r"|SGLangEngine|SGLangHttpServer|vLLMHttpServer|AsyncLLM|(?i:\b(?:rollout|inference|generation|sglang|vllm)[ _-]?"
+    r"(?:engine|server|worker|replica)s?\b)"
 )
 #: Of an exception alone, which a request may raise as well: that the engine itself ends.
-_IS_DEAD = regex(r"EngineDeadError|EngineCore encountered|Scheduler hit an exception|SGLang scheduler .{0,40}(?:died|dead)")
+_IS_DEAD = regex(
+    r"EngineDeadError|EngineCore encountered|Scheduler hit an exception|SGLang scheduler .{0,40}(?:died|dead)"
+)
 #: Lines around an engine's end in which a monitor tells that it is gone; and steps before and behind it that tell how
 #: much longer the rollout takes.
 _NEAR_IT, _STEPS_BESIDE = 30, 3
@@ -198,7 +200,10 @@ def _lost_engines(told: list[Told], log: RunLog) -> Finding | None:
     whose = [
         one for one in ends
         if (_OF_ENGINE if one.kind != "traceback" else _IS_DEAD).search(one.text)
-        or any(p.point.path == one.point.path and 0 <= (p.point.line or 0) - (one.point.line or 0) <= _NEAR_IT for p in gone)
+        or any(
+            p.point.path == one.point.path and 0 <= (p.point.line or 0) - (one.point.line or 0) <= _NEAR_IT
+            for p in gone
+        )
     ]  # fmt: skip
     if not whose or len(whose) < len(ends) or not _goes_on_behind(ends[-1], log):
         return None
@@ -232,7 +237,11 @@ def _lost_engines(told: list[Told], log: RunLog) -> Finding | None:
         + f": {what}",
         evidence=(
             *dead.evidence,
-            *([shown("which engine", gone[0].text.splitlines()[0][:160], None, f"line {gone[0].point.line}")] if gone else []),
+            *(
+                [shown("which engine", gone[0].text.splitlines()[0][:160], None, f"line {gone[0].point.line}")]
+                if gone
+                else []
+            ),
             shown("engines that were started again", 0, f"{len(left)}", "log"),
         ),
         cause=f"{dead.cause}. What it was at work on was sent to another one or lost; the engines that are left have "
@@ -253,7 +262,11 @@ def _goes_on_behind(end: Told, log: RunLog) -> bool:
     if not behind or any((one.point.line or 0) > line for one in log.events("started", "begins")):
         return False
     # A run that is started again from a checkpoint takes some of its steps anew: of these the log keeps the later ones.
-    return not before or min(behind) - max(before) == min((b - a for a, b in pairwise(sorted({*before, *behind}))), default=1)
+    if min(behind) <= (end.point.step or 0) and not log.is_counted:
+        return False
+    return not before or min(behind) - max(before) == min(
+        (b - a for a, b in pairwise(sorted({*before, *behind}))), default=1
+    )
 
 
 def _slower_since(log: RunLog, steps: Sequence[int | None]) -> tuple[str, float, float] | None:

@@ -184,12 +184,14 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
     )
 
 
-#: How many times its beginning an entropy comes to that leads what a policy loses; a step that begins a growth, in parts
-#: of what it grows by.
+#: How many times its beginning an entropy comes to that leads what a policy loses; a step that begins a growth, in
+#: parts of what it grows by.
 GROWS_AT_LEAST, LEFT = 2.0, 0.15
 _LEADS = (
-    "the entropy leaves its range first, and what is earned follows: an entropy bonus that is too strong (or of the wrong "
-    "sign or unit) drives the policy to a uniform one (log V), which ends no answer and earns nothing; else updates that "
+    "the entropy leaves its range first, and what is earned follows: an entropy bonus that is too strong (or of "
+    "the wrong "
+    "sign or unit) drives the policy to a uniform one (log V), which ends no answer and earns nothing; else "
+    "updates that "
     "are noise (old samples, a turned sign)"
 )
 

@@ -181,8 +181,8 @@ def _falls(log: RunLog) -> bool:
 
 
 #: Of a held-out result that stays while the reward rises without coming to its most: how far the reward has to rise,
-#: how far where it begins elsewhere; how near to where that began it begins, in shares of the rise; how its spread compares
-#: with the rise, at the most.
+#: how far where it begins elsewhere; how near to where that began it begins, in shares of the rise; how its spread
+#: compares with the rise, at the most.
 ROSE, FAR, BEGINS_NEAR, STANDS = 0.25, 0.4, 0.5, 0.5
 #: What the weights that are evaluated may be, where the result stays where it was before training.
 _NOT_THESE = (
@@ -217,7 +217,10 @@ def learns_by_heart(log: RunLog) -> Finding | None:
     return None
 
 
-_OF_RIGHT, _OF_SEVERAL = regex(r"(?i)accura|correct|exact|solve"), regex(r"(?i)(?:best|maj|pass)\w*[@_]?(?!1\b)\d+|/(?:best|maj)")
+_OF_RIGHT, _OF_SEVERAL = (
+    regex(r"(?i)accura|correct|exact|solve"),
+    regex(r"(?i)(?:best|maj|pass)\w*[@_]?(?!1\b)\d+|/(?:best|maj)"),
+)
 
 
 def _stays(log: RunLog, reward: Series, known: list[Series]) -> Finding | None:
@@ -238,7 +241,8 @@ def _stays(log: RunLog, reward: Series, known: list[Series]) -> Finding | None:
         own = series.finite
         part = max(2, len(own) // 3)
         near = abs(own[0] - begun) <= BEGINS_NEAR * rise
-        # Other prompts, of which some are solved and some are not, are better solved by a policy that has learnt so much.
+        # Other prompts, of which some are solved and some are not, are better solved by a policy that has learnt
+        # so much.
         could = rise >= FAR * scale and 0.1 * scale <= median(own) <= 0.9 * scale
         if len(set(own)) == 1 or not (near or could):
             return None

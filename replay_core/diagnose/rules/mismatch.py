@@ -452,7 +452,11 @@ def _begins(log: RunLog) -> Finding | None:
             return warning(
                 f"engine and trainer disagree before anything is learnt: {series.name} is {median(values[:FIRST]):.3g} "
                 f"in the first {FIRST} steps, and {trends.level(values):.2g} by now"
-                + ("" if heat is None else f"; the engine samples at temperature {heat:g}, the trainer scores at another"),
+                + (
+                    ""
+                    if heat is None
+                    else f"; the engine samples at temperature {heat:g}, the trainer scores at another"
+                ),
                 series.between(over=limit.warning),
                 series.shown(median(values[:FIRST]), f"< {limit.warning:g}"),
                 shown("in the first step", values[0]),
@@ -539,8 +543,10 @@ def mismatch(log: RunLog) -> Finding | None:
         if cut
         else _LATE_CAUSE
         if late
-        else f"the temperature: logits are divided by {heat:g} where tokens are sampled, and not where the trainer scores "
-        "them (or the engine returns log-probabilities of what it would sample at 1). If both have it: another precision "
+        else f"the temperature: logits are divided by {heat:g} where tokens are sampled, and not where the "
+        "trainer scores "
+        "them (or the engine returns log-probabilities of what it would sample at 1). If both have it: another "
+        "precision "
         "or kernel, a template, top-p, tokens in the loss mask that no engine sampled"
         if heat is not None and not usual
         else "so far apart from the first step on that both hardly speak of the same tokens: log-probabilities that "
@@ -560,8 +566,8 @@ def mismatch(log: RunLog) -> Finding | None:
         else "another precision or kernel, dropout left on, a temperature or top-p that one side applies, weights "
         "that were not synced, a chat template, packing, tokens in the loss mask that no engine sampled such as "
         "padding, prompt or tool output: the log has one number for all of them",
-        next_step="divide the trainer's logits by the sampling temperature, before its log-probabilities and its entropy; "
-        + TOLD_APART
+        next_step="divide the trainer's logits by the sampling temperature, before its log-probabilities and its "
+        "entropy; " + TOLD_APART
         if heat is not None and not usual
         else TOLD_APART,
     )

@@ -572,10 +572,12 @@ def _outage(
     line = next((one for one in lines if (one.point.line or 0) >= _line_before(counted, broke)), lines[0])
     return finding(
         "error" if falls and samples is not None and broke.after >= 0.5 * samples else "warning",
-        f"{known.claim}: {of(broke.after)} {'of the samples' if samples is not None else 'times'} in each step from step "
+        f"{known.claim}: {of(broke.after)} {'of the samples' if samples is not None else 'times'} in each step "
+        "from step "
         f"{broke.since.step} on ({of(broke.before)} before)"
         + (
-            f", and {name} falls from {broke.reward_before:.3g} to {broke.reward_after:.3g} there: what fails is scored "
+            f", and {name} falls from {broke.reward_before:.3g} to {broke.reward_after:.3g} there: what fails is "
+            "scored "
             "0, and it is no fall of the policy"
             if falls
             else ""
@@ -588,7 +590,8 @@ def _outage(
         shown(f"{name}, before and since", f"{broke.reward_before:.3g} and {broke.reward_after:.3g}"),
         link=known.link,
         cause=known.cause if why is None else why.cause,
-        next_step="look at the judge's or sandbox's own load and log from that time on; leave out of the loss what could "
+        next_step="look at the judge's or sandbox's own load and log from that time on; leave out of the loss "
+        "what could "
         "not be scored; go back to the checkpoint before that step: what came since was taught to fail",
         steps=broke.steps,
     )
@@ -636,11 +639,12 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     else it is worth knowing; requests that are preempted only where they are as many as steps, and steps get slower; a
     disk nearly full worth knowing where it comes in a tenth of the steps at the most and 20 follow; a request to a
     judge that is sent again, attempt k of n, worth knowing until its last attempt, and a judge that fails on no more
-    samples than one in every tenth step, 8 steps and more before the end, or, over 12 steps and more, on 3 % of all and no
-    more than an eighth of a step's), at its own link, with how many lines say so. A judge that fails from one step on 4
-    times as often as before, and on a tenth of a step's samples, is told with that step and what becomes of the reward:
-    an error where it fails on half of them and the reward loses a quarter. Ray's `[repeated Nx]` counts as N. No greedy generation of an evaluation: behind the last step, or beside groups that have a spread. An
-    engine with one request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long
+    samples than one in every tenth step, 8 steps and more before the end, or, over 12 steps and more, on 3 % of all
+    and no more than an eighth of a step's), at its own link, with how many lines say so. A judge that fails from one
+    step on 4 times as often as before, and on a tenth of a step's samples, is told with that step and what becomes of
+    the reward: an error where it fails on half of them and the reward loses a quarter. Ray's `[repeated Nx]` counts as
+    N. No greedy generation of an evaluation: behind the last step, or beside groups that have a spread. An engine with
+    one request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long
     tail. One error that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a
     warning; one of a library of communication or compilation, which takes another way by itself, is never more than
     worth knowing.

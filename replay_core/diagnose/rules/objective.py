@@ -695,7 +695,7 @@ def _other_rows(
 
 @rule("D60", "the ratio is always 1 in spite of several updates", link="ratio", scope="signals",
       needs=("policy_kl|clip_fraction|ratio_max",), explains=("D15", "L60", "L40"),
-      source="old log-probabilities taken anew in every mini-batch; an optimizer made before FSDP wraps the model")  # fmt: skip
+      source="old log-probabilities taken anew in each mini-batch; an optimizer made before wrapping")  # fmt: skip
 def always_one(log: RunLog) -> Finding | None:
     """The KL of the policy to the one that sampled below 1e-7 and the clip fraction 0 in every one of 3 steps and more,
     while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: an error. Not

@@ -321,7 +321,9 @@ def first_kl(log: RunLog) -> Finding | None:
     clips = log.get("clip_fraction")
     if clips is not None and any(value > 0.1 for value in clips.finite[:3]):
         raise Skip("the first steps' own updates move the policy: a tenth of their tokens and more are clipped")
-    unmade = _UNMADE <= value <= OTHER_PROMPT and not on_policy and not _is_summed(log, series) and _is_unmade(log, point)
+    unmade = (
+        _UNMADE <= value <= OTHER_PROMPT and not on_policy and not _is_summed(log, series) and _is_unmade(log, point)
+    )
     mild = value <= OTHER_PROMPT and not on_policy and not unmade
     # Towards a reference that it began with no policy has a way to go: what comes nearer all along has a teacher.
     nears = trends.drift([-abs(each) for each in series.finite]) > trends.DRIFT_Z and not mild
