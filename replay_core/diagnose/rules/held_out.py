@@ -234,9 +234,8 @@ def _stays(log: RunLog, reward: Series, known: list[Series]) -> Finding | None:
     begun, now = fmean(values[:few]), fmean(values[-2 * few :])
     rise = now - begun
     single = [one for one in known if not _OF_SEVERAL.search(one.name)] or known
-    single = [
-        one for one in single if min(one.finite) >= 0 and max(one.finite) <= scale and (scale == 1 or max(one.finite) > 1)
-    ]  # fmt: skip
+    fits = [one for one in single if min(one.finite) >= 0 and max(one.finite) <= scale]
+    single = [one for one in fits if scale == 1 or max(one.finite) > 1]
     if not single or rise < ROSE * scale or _falls(log):
         return None
     for series in single:
