@@ -287,13 +287,20 @@ class Algorithm:
 
     @property
     def updates(self) -> float:
-        """Optimizer steps of a batch: epochs times mini-batches (verl states their size), 1 where neither is stated."""
+        """Optimizer steps of a batch: epochs times mini-batches (verl and SkyRL state their size in prompts, NeMo-RL
+        and OpenRLHF in responses), 1 where neither is stated.
+        """
         epochs = self.number(
-            "ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "max_epochs", "mu"
-        )
+            "ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "update_epochs_per_batch",
+            "max_epochs", "mu",
+        )  # fmt: skip
         minis = self.number("mini_batches", "num_mini_batches", "n_minibatch", "ppo_n_minibatches", "num_minibatches",
-                            "ppo_mini_batches", "num_ppo_mini_batches")  # fmt: skip
-        whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
+                            "ppo_mini_batches", "num_ppo_mini_batches", "num_steps_per_rollout")  # fmt: skip
+        whole = self.number("train_batch_size")
+        part = self.number("ppo_mini_batch_size", "policy_mini_batch_size")
+        if part is None and (prompts := self.number("num_prompts_per_step", "rollout_batch_size")) is not None:
+            whole = prompts * (self.number("num_generations_per_prompt", "n_samples_per_prompt") or 1.0)
+            part = self.number("train_global_batch_size", "train_batch_size")
         if minis is None and whole and part and whole % part == 0:
             minis = whole / part
         return (epochs or 1.0) * (minis or 1.0)

@@ -26,7 +26,7 @@ NORMAL = frozenset({"D02"})
 #: How the cause of an info ends that names what was recomputed, and agrees.
 FINE = "nothing is wrong"
 #: What costs time alone: read last of what is wrong.
-SPEED = frozenset({"D32", "D33", "D37", "L05"})
+SPEED = frozenset({"D32", "D33", "D37", "L05", "L100"})
 #: Findings that a computation was made again and came out as one known mistake makes it, in most steps.
 PROOFS = frozenset({"D04", "D08", "D28", "D50", "D52", "D59", "D92", "D93"})
 

@@ -179,6 +179,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "generation/completions/max_length tunix",
         "completions/max_length TRL", "response_length/max verl", "rollout/response_len/max slime",
     ),
+    # Of these a padded width is told apart from a length: no response that is shorter than all has a mean of theirs.
+    "response_length_min": (
+        "generate/min_num_tokens SkyRL", "val/sequence_lengths_min open-instruct", "tokens/response_length/min ROLL",
+        "generation/completions/min_length tunix", "completions/min_length TRL", "response_length/min verl",
+        "rollout/response_len/min slime",
+    ),
     "truncated": (
         "completions/clipped_ratio TRL", "response_length/clip_ratio verl", "rollout/truncated_ratio slime",
         "truncated OpenRLHF", "truncated_frac miles", "truncated_ratio *", "ppo_actor/no_eos_ratios AReaL",
@@ -244,6 +250,19 @@ _TABLE: dict[str, tuple[str, ...]] = {
 
 #: Signals of which a run logs many: one series each, known by what stands in the middle.
 _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    # What a phase takes on one rank, node or worker of several.
+    (regex(r"^[\w /-]+/(?:least|most) of ranks$"), "rank_range", "Megatron"),
+    (
+        regex(
+            r"(?i)^(?=(?:.*[/_. -])?(?:times?|timings?|tim(?:e|ing)_\w+|\w+_(?:ms|s|sec|secs|seconds|time)|seconds|"
+            r"latency|"
+            r"duration|forward|backward|forward-backward|optimizer|all-grads-sync|[\w-]+-(?:sync|collection|backward|"
+            r"forward|compute|recv|send))(?:[/_. -]|$))(?:.*[/_. -])?(?:rank|node|worker|host|gpu|actor|device)"
+            r"[_ -]?\d{1,5}(?:[/_. -].*)?$|^[A-Za-z][\w /-]*/rank \d{1,5}$"
+        ),
+        "rank_seconds",
+        "",
+    ),
     (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
     (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
     (regex(r"^log_probs/(?:chosen|rejected)$"), "pair_logps", "torchtune"),
@@ -434,6 +453,7 @@ _BY_STATISTIC = {
     (base, said): f"{base}_{said}" for base in ("reward", "advantage", "value", "return") for said in ("max", "min")
 } | {
     ("reward", "std"): "reward_std", ("response_length", "max"): "response_length_max",
+    ("response_length", "min"): "response_length_min",
     ("ratio", "max"): "ratio_max", ("ratio", ""): "ratio_mean",
     ("advantage", "std"): "advantage_std", ("is_weight_mean", "max"): "is_weight_max",
     ("advantage", ""): "advantage_mean", ("value", ""): "value_mean", ("return", ""): "return_mean",
@@ -449,7 +469,11 @@ _ROOMS = _words(
     "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf tokens "
     "pi game task objective generation generate learner worker algo ep episode"
 )
-_OF_CRITICS = _words("value_loss value_clip_fraction explained_variance value return")
+_OF_CRITICS = _words(
+    "value_loss value_clip_fraction explained_variance value return critic_grad_norm critic_learning_rate"
+)
+#: What a critic's update logs by the names of the policy's: ppo_critic/update/grad_norm.
+_A_CRITICS_OWN = {"loss": "value_loss", "grad_norm": "critic_grad_norm", "learning_rate": "critic_learning_rate"}
 _STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std", "hi": "max", "lo": "min"}
 _BETWEEN = regex(r"[\s/._\-()|:%]+")
 
@@ -467,7 +491,12 @@ def _home_grown(raw: str) -> str | None:
         if signal is not None:
             return _BY_STATISTIC.get((signal, said), None if said else signal)
         if words[0] == "critic":
-            signal = _BARE.get("_".join(words[1:]))
+            own = list(words[1:])
+            while len(own) > 1 and own[0] in _ROOMS and "_".join(own) not in _BARE:
+                own = own[1:]
+            signal = _BARE.get("_".join(own))
+            if len(own) < len(words) - 1 and not said:
+                signal = _A_CRITICS_OWN.get(signal or "", signal)
             return _BY_STATISTIC.get((signal, said), None if said else signal) if signal in _OF_CRITICS else None
         if words[0] not in _ROOMS:
             break
@@ -599,13 +628,22 @@ OF_A_ROLE = regex(r"^reward/([\w.@-]+)/mean$")
 _AVERAGED = regex(r"/(?:avg|mean)$")
 #: Its actors by algorithm, of which each logs the same names.
 _ACTORS = regex(r"^(?:grpo|dapo|gspo|rloo)_actor/")
-_ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
+_ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_.-]|$)")
 #: `Val loss`, as a console has it.
 _OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
+#: What else an evaluation's room is called, in any case.
+_EVALUATES = regex(
+    r"^(?i:(?:evaluations?|evals|held[_-]?out|eval)(?=[/_.-])|dev(?=[/_-](?:acc|score|reward|pass))|(?:env|envs)/test(?=/))"
+)
+#: Of k answers to a prompt: eval/aime24/avg@8.
+_OF_K = regex(
+    r"^(?:eval|val|test|validation)(?:[/_.-].*)?[/_.-](?:(?:avg|mean|maj|majority|best|cons|pass)@|pass_?)\d{1,5}"
+    r"(?:/mean)?$"
+)
 #: Metrics of an evaluation that tell how right the answers are.
 _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
-    r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc)(?:[/_@-](?!std|max|min|len|loss).*)?$"
+    r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc|(?:win|solve|solved|correct)_rate)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
 #: Of these, what is worse the more it is, by its last part (a data set may have such a name): that it falls is no loss.
 _LESS_IS_BETTER = regex(
@@ -622,7 +660,8 @@ _HELD_LOSS = regex(r"^(?:eval|val|test|validation)[/_-](?:lm_|nll_)?loss$")
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
     "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
-    "response_length", "response_length_max", "truncated", "value_mean", "value_max", "value_min", "return_mean",
+    "response_length", "response_length_max", "response_length_min", "truncated", "value_mean", "value_max",
+    "value_min", "return_mean",
     "return_max", "return_min", "advantage_mean", "advantage_max", "advantage_min", "masks_in_input",
     "num_masked", "logprob_diff", "prob_diff", "prob_pearson", "mult_prob_error", "rollout_k1", "rollout_k3", "ess",
     "entropy", "pair_logits", "pair_logps", "pair_reward", "pair_score",
@@ -633,7 +672,8 @@ ORDER: tuple[str, ...] = (
 #: Signals that measure the machine, not the training.
 MACHINE = frozenset(
     {
-        "step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu",
+        "step_seconds", "iter_ms", "phase_seconds", "rank_seconds", "rank_range", "phase_memory_mb", "memory_gb",
+        "tokens_per_second", "mfu",
         "preemptions", "kv_usage", "padding_share", "weight_version", "rollout_temperature", "generated_batches",
         *COUNTS,
     }
@@ -711,7 +751,9 @@ def named(raw: str, trl: bool = False) -> Name | None:
 
     `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
     """
-    raw = _OF_EVALUATION.sub("val/", raw)
+    raw = _EVALUATES.sub("eval", _OF_EVALUATION.sub("val/", raw))
+    if _OF_K.match(raw):
+        return Name("held_out")
     if raw.startswith("validation/"):
         raw = raw[:11] + raw[11:].lower()  # NeMo-RL's console heads what it prints of one: Accuracy
     if raw.startswith(("Rewards/", "Logps/", "Logits/")):

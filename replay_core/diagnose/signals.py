@@ -255,6 +255,15 @@ class RunLog(Struct):
         ]
         return sorted(found, key=lambda p: (_first(p.step), _first(p.micro), _first(p.rank)))
 
+    def of_ranks(self, signal: str) -> dict[str, dict[int, list[Point]]]:
+        """What ranks that log for themselves tell of the signal, by name and rank."""
+        found: dict[str, dict[int, list[Point]]] = {}
+        for (known, raw), points in self._points.items():
+            for point in points.values() if known == signal else ():
+                if point.rank is not None and point.micro is None:
+                    found.setdefault(raw, {}).setdefault(point.rank, []).append(point)
+        return found
+
     def signals(self) -> Iterator[Series]:
         """Every series, in the order in which a step computes them, the machine's last."""
         order = {signal: number for number, signal in enumerate((*signal_names.ORDER, *signal_names.SIGNALS))}
@@ -340,6 +349,26 @@ class RunLog(Struct):
         """
         self._leave_out_below()
         self._leave_out_roundings()
+        self._leave_out_widths()
+
+    def _leave_out_widths(self) -> None:
+        """Part with lengths that are the width of a padded batch: one number in nearly every step, above what another
+        series of the same steps tells of the responses, whose lengths move.
+        """
+        lengths = {
+            key: [point.value for point in points.values() if math.isfinite(point.value)]
+            for key, points in self._points.items()
+            if key[0] in ("response_length", "response_length_max", "response_length_min")
+        }
+        own = [key for key in lengths if key[0] == "response_length"]
+        for key in own:
+            values = lengths[key]
+            if len(values) < _TOLD or not is_width(values):
+                continue
+            others = [each for other, each in lengths.items() if other != key and len(each) >= len(values) / 2]
+            if any(max(each) < median(values) and len(set(each)) > 1 for each in others):
+                del self._points[key], lengths[key]
+                self._series = None
 
     def _leave_out_below(self) -> None:
         found = untold({key: [point.value for point in points.values()] for key, points in self._points.items()})
@@ -402,6 +431,16 @@ class RunLog(Struct):
             self._names[key] = other._names[key]
             self._points.setdefault(key, {}).update(points)
         self._series = None
+
+
+#: Of the values of a padded width, the share that is one number.
+_PADDED = 0.95
+
+
+def is_width(values: Sequence[float]) -> bool:
+    """Whether nearly all values are one number."""
+    middle = median(values)
+    return sum(value == middle for value in values) >= _PADDED * len(values)
 
 
 def _first(number: int | None) -> int:

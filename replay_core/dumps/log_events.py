@@ -195,7 +195,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"['\"]train_runtime['\"]: |\] Process \d+ exits successfully"
         r"|^(?:\d{1,4}: )?\W*train metrics \*{3,}|Training completed\. Do not forget to share"
         r"|(?i:^(?!.{0,60}\b(?:epoch|step|phase|stage|iteration|batch)\b)\W{0,8}(?:[\w-]{1,20} ){0,2}"
-        r"train(?:ing)? (?:is |has |was )?(?:been )?(?:complete[d]?|finished|done)(?: successfully)?\b"
+        r"train(?:ing)? (?:is |has |was )?(?:been )?(?:complete[ds]?|finished|done)(?: successfully)?\b"
         r"(?!.{0,40}\bfailed))",
     ),
     # Ray's own word of a job that is over.

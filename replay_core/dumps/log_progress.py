@@ -164,8 +164,10 @@ class StepsSaid:
             return
         if (row := _ROW.search(text)) is not None:
             self._count(self._counter, int(row["at"] or row["swift"]), int(row["of"] or row["max"]), line.number)
-        elif (counter := _COUNTER.search(text)) is not None:
-            self._count(self._counter, int(counter["at"]), int(counter["of"]), line.number)
+        elif _COUNTER.search(text) is not None:
+            # A line may count the steps of an epoch, and behind them those of the run.
+            for counter in _COUNTER.finditer(text):
+                self._count(self._counter, int(counter["at"]), int(counter["of"]), line.number)
         elif (total := _TOTAL.search(text)) is not None:
             self._total = int(total["of"].replace(",", "")), line.number
         if _STARTS.search(text) is not None:
@@ -214,7 +216,9 @@ class StepsSaid:
         # at
         # its beginning, while a counter has risen, is one of each step's own.
         counts = (one for one in self._counter.values() if one.rises >= _RISES and one.of >= _MANY)
-        counted = max(counts, key=lambda one: one.line, default=None)
+        # One that ends below the last step that is logged counts something else: the steps of an epoch.
+        counts = (one for one in counts if last_step is None or last_step <= one.of)
+        counted = max(counts, key=lambda one: (one.line, one.of), default=None)
         if count is None or (count.at == 0 and counted is not None):
             count = counted
         if count is None and self._total is not None:

@@ -20,19 +20,40 @@ _CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
 _RESPONSES = regex(r"['\"]rollout['\"]: ?\{(?:[^{}]{0,400}, ?)?['\"]n['\"]: ?(?P<n>\d{1,4})\b")
 
 
+#: How an evaluation samples, which is not how the training does: a table that is left out, over several lines.
+_OF_EVALUATION = regex(
+    r"""["']?(?:val|eval|validation)_(?:kwargs|sampling_params|sampling|generation|config)["']?\s?[:=]\s?\{[^{}]{0,800}(?P<end>\}|$)"""
+)
+_ROLLOUT = regex(r"""["']rollout["']: ?\{""")
+_N = regex(r"""(?:^|[{\s,])["']n["']: ?(?P<n>\d{1,4})\b""")
+
+
 class LogSettings:
     """name -> value of the lines before the first metric; a name that has two values is left out of `facts`."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._twice: set[str] = set()
+        #: Whether the lines stand in a table of verl's rollout, or of an evaluation, that was opened above.
+        self._in_rollout = self._in_evaluation = False
 
     def take(self, text: str) -> None:
         """The settings of one line."""
         if len(self._values) >= _MOST or not ("=" in text or ":" in text or ".." in text):
             return
+        if self._in_evaluation:
+            self._in_evaluation = "}" not in text
+            self._in_rollout = False
+            return
+        if (aside := _OF_EVALUATION.search(text)) is not None:
+            self._in_evaluation = aside["end"] != "}"
+            text = text[: aside.start()] + text[aside.end() :]
         told = [(match["name"], _value(match["value"])) for match in _SETTING.finditer(text)]
         told += [("rollout_n", float(match["n"])) for match in _RESPONSES.finditer(text)]
+        self._in_rollout = self._in_rollout or _ROLLOUT.search(text) is not None
+        if self._in_rollout and not self._in_evaluation and (found := _N.search(text)) is not None:
+            told.append(("rollout_n", float(found["n"])))
+        self._in_rollout = self._in_rollout and "}" not in text
         for name, value in told:
             if name in self._values and self._values[name] != value:
                 self._twice.add(name)

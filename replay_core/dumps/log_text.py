@@ -56,6 +56,7 @@ from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.notebook_steps import NotebookSteps
 from replay_core.dumps.panels import DRAWN, Panels
 from replay_core.dumps.printed_samples import PrintedSamples
+from replay_core.dumps.rank_times import RankTimes
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
@@ -267,6 +268,7 @@ def _log(path: Path) -> _Log:
     boxes: dict[str, BoxedTables] = {}
     bulleted: dict[str, BulletedSteps] = {}
     panels: dict[str, Panels] = {}
+    by_rank: dict[str, RankTimes] = {}
     watch = Watch()
     #: Lines of a trainer's own form, which a known form's metrics go before; those that number epochs.
     said: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
@@ -283,6 +285,10 @@ def _log(path: Path) -> _Log:
     for line in samples.without(joined(_paid_lines(path))):
         at_end.append(line)
         progress.take(line)
+        if (times := by_rank.setdefault(line.stream, RankTimes()).take(line.text)) is not None:
+            if times and last is not None:
+                log.add(last, times, line.rank, line.number)
+            continue
         step, values = metric_line(line.text)
         in_table = in_panel = False
         if not values and (names := table_head(line.text)):

@@ -57,8 +57,19 @@ _ASIDE = regex(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_secon
 _OF_A_STEP = regex(r"^(?!eval|val|test|train_)(?:.*/)?(?:loss|grad_norm|lr|learning_rate)(?:/|$)")
 
 
+#: prime-rl's line of an evaluation: Evaluated aime24 (Step 10) | Policy v10 | 12.09s | Reward 0.3691 | Truncation 0.0%
+#: and Evaluated aime24 in 12.09s (Avg@4=0.3691, Pass@4: 0.5)
+_EVALUATED = regex(r"\bEvaluated ([\w./-]{1,80}) (?:\([Ss]tep (\d{1,12})\)\s*\||in [\d.]+s\s?\()(.*)$")
+_EVALUATED_PAIR = regex(
+    rf"\b(reward|score|accuracy|(?:avg|pass|mean)@\d{{1,5}})\s?[:=]?\s?({_NUM}(?:\s?%)?)", re.IGNORECASE
+)
+
+
 def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The step (None: the line names none) and metrics of a line of metrics; no metrics for any other line."""
+    if "Evaluated " in line and (match := _EVALUATED.search(line)):
+        told = _numbers((f"eval/{match[1]}/{name.lower()}", value) for name, value in _EVALUATED_PAIR.findall(match[3]))
+        return int(match[2]) if match[2] else None, told
     if "step:" in line and (match := _VERL.search(line)):
         return int(match.group(1)), _numbers(_VERL_PAIR.findall(match.group(2)))
     if "step:" in line and (match := NUMBERED.search(line)):

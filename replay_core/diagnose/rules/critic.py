@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from msgspec import Struct, field
@@ -192,7 +192,10 @@ def never_learns(log: RunLog) -> Finding | None:
     of 24 steps and more, or where the mean value stands; info where the critic's values move, as a new one's do, or
     where their mean began off that of the returns and has come to it (a quarter of the way is left) and the explained
     variance is about 0: returns that hardly differ; or where each step is of two responses (the mean reward is the
-    middle of the largest and least in all of 12 and more), which differ by one number.
+    middle of the largest and least in all of 12 and more), which differ by one number. A warning, too, where over 24
+    steps and more the mean value stays where it began (a quarter of what lies between it and the mean return), as far
+    from the returns as at first (.8), while the value loss does not fall (.9, from third to third), is mostly that
+    distance, and the critic's learning rate is none of 0.
     """
     values = log.get("value_mean")
     # A trainer without a critic may log a 0 for its values.
@@ -221,6 +224,8 @@ def never_learns(log: RunLog) -> Finding | None:
             )
     if (turned := _of_other_sign(log)) is not None:
         return turned
+    if (behind := _stays_behind(log)) is not None:
+        return behind
     series = log.get("explained_variance")
     if series is None or len(series.finite) < 10:
         raise Skip("needs the explained variance of 10 steps")
@@ -285,6 +290,53 @@ def _starts_anew(log: RunLog, loss: Series) -> Finding | None:
             steps=[point.step for point in points[at:]],
         )
     return None
+
+
+#: Steps of a critic that stays behind; how far values may go of what lies between them and the returns; what is left of
+#: that distance, and of the loss, at the least; and of the loss, how much the distance alone makes.
+BEHIND_STEPS, WENT_OF, STAYS_OFF, STILL_LOST, MADE_OF = 24, 0.25, 0.8, 0.9, 0.5
+
+
+def _stays_behind(log: RunLog) -> Finding | None:
+    """Values that stand off the returns from the first step to the last, and a loss that does not fall."""
+    values, loss = log.get("value_mean"), log.get("value_loss")
+    returns = log.get("return_mean") or log.get("reward")
+    rates = log.get("critic_learning_rate") or log.get("learning_rate")
+    if values is None or loss is None or returns is None or (rates is not None and not any(rates.finite)):
+        return None
+    rows = [row for _, row in together(values, returns, loss)]
+    third = len(rows) // 3
+    if len(rows) < BEHIND_STEPS:
+        return None
+    first, last = ([fmean(each) for each in zip(*part, strict=True)] for part in (rows[:third], rows[-third:]))
+    off_first, off_last = abs(first[0] - first[1]), abs(last[0] - last[1])
+    went = max(row[0] for row in rows) - min(row[0] for row in rows)
+    # A critic that learns nears its returns in the first steps already.
+    begins = fmean(abs(row[0] - row[1]) for row in rows[:3])
+    if (
+        not off_first > 0
+        or abs(last[0] - first[0]) > WENT_OF * off_last
+        or off_last < STAYS_OFF * max(off_first, begins)
+    ):
+        return None
+    if not last[2] > 0 or last[2] < STILL_LOST * first[2] or off_last**2 < MADE_OF * last[2] or went > off_last:
+        return None
+    norms = log.get("critic_grad_norm")
+    return warning(
+        f"the critic does not learn: {values.name} stays at {last[0]:.3g} ({first[0]:.3g} at first), while "
+        f"{returns.name} is {last[1]:.3g} ({first[1]:.3g} at first), and {loss.name} goes from {first[2]:.3g} to "
+        f"{last[2]:.3g}",
+        values,
+        values.shown(values.last.value, f"about {last[1]:.3g}, as {returns.name}"),
+        loss.shown(loss.last.value, f"< {first[2]:.3g}"),
+        *([norms.shown(trends.level(norms.finite), "falling as it learns")] if norms and norms.finite else []),
+        *([rates.shown(rates.last.value)] if rates and rates.finite else []),
+        cause="no update reaches the critic: its optimizer holds other parameters than the model that is run (made "
+        "before it was wrapped or moved), its step is never taken, its weights are loaded anew or frozen; or its "
+        "targets are not the returns. Advantages are then rewards less a constant",
+        next_step="compare a weight of the critic before and after its optimizer's step; rldbg record --params . -- "
+        "YOUR COMMAND, then compare the critic's weights of two of its steps",
+    )
 
 
 #: What of the distance to the mean return is left of a critic that has come to it; an explained variance under that is

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from statistics import median
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -118,10 +119,14 @@ def died(log: RunLog) -> Iterator[Finding]:
     fatal = [one for one in before if one.kind in ("nccl", "cuda_error", "killed")]
     if fatal and _are_engines(fatal, log):
         yield _restarted(fatal, log)
+    elif fatal and (lost := _lost_engines(fatal, log)) is not None:
+        yield lost
     elif fatal and not (all(map(_is_preempted, fatal)) and last):
         yield _dead(fatal, went_on=True, counted=log.is_counted)
     caught = [one for one in before if one.kind == "traceback"]
-    if caught and not fatal:
+    if caught and not fatal and (lost := _lost_engines(caught, log)) is not None:
+        yield lost
+    elif caught and not fatal:
         yield info(
             f"an exception at line {caught[0].point.line}, and the run went on: {_words(caught[0])}",
             caught[0].point.where(),
@@ -171,6 +176,112 @@ def _restarted(fatal: list[Told], log: RunLog) -> Finding:
         next_step="its own log at that time; where it happens often, its memory (dmesg | grep -i oom)",
         steps=dict.fromkeys(steps),
     )
+
+
+#: What a death is of that is an engine's or its server's: its own names, frames and schedulers.
+_OF_ENGINE = regex(
+    r"EngineDeadError|EngineCore|vllm/v1/|vllm/(?:engine|worker|executor)/|sglang/srt/|Scheduler hit an exception"
+    r"|SGLangEngine|SGLangHttpServer|vLLMHttpServer|AsyncLLM|(?i:\b(?:rollout|inference|generation|sglang|vllm)[ _-]?"
+    r"(?:engine|server|worker|replica)s?\b)"
+)
+#: Of an exception alone, which a request may raise as well: that the engine itself ends.
+_IS_DEAD = regex(
+    r"EngineDeadError|EngineCore encountered|Scheduler hit an exception|SGLang scheduler .{0,40}(?:died|dead)"
+)
+#: Lines around an engine's end in which a monitor tells that it is gone; and steps before and behind it that tell how
+#: much longer the rollout takes.
+_NEAR_IT, _STEPS_BESIDE = 30, 3
+
+
+def _lost_engines(told: list[Told], log: RunLog) -> Finding | None:
+    """Engines that died while the trainer's steps went on, none of which was started again."""
+    gone = [one for one in log.events("told_running") if key_of(one.text) == _SILENT]
+    ends = sorted(told, key=lambda one: one.point.line or 0)
+    whose = [
+        one for one in ends
+        if (_OF_ENGINE if one.kind != "traceback" else _IS_DEAD).search(one.text)
+        or any(
+            p.point.path == one.point.path and 0 <= (p.point.line or 0) - (one.point.line or 0) <= _NEAR_IT
+            for p in gone
+        )
+    ]  # fmt: skip
+    if not whose or len(whose) < len(ends) or not _goes_on_behind(ends[-1], log):
+        return None
+    again = [one.point.line or 0 for one in log.events("engine_again")]
+    apart = [
+        one for before, one in pairwise([None, *whose])
+        if one is not None and (before is None or (one.point.line or 0) - (before.point.line or 0) > APART)
+    ]  # fmt: skip
+    left = [one for one in apart if not any(line > (one.point.line or 0) for line in again)]
+    if not left:
+        return None
+    number = dict.fromkeys(found[1] for one in gone if (found := _NUMBER.search(one.text)) is not None)
+    steps = [_step_before(one.point, log) for one in left]
+    dead = _dead([left[0]], went_on=False, counted=log.is_counted)
+    what = dead.claim.partition(": ")[2]
+    engines = (
+        f"engines {', '.join(number)}" if len(number) == len(left) > 1 else f"engine {next(iter(number))}"
+        if len(number) == len(left) == 1
+        else f"{len(left)} inference engines" if len(left) > 1 else "an inference engine"
+    )  # fmt: skip
+    behind = f", after step{'s' if len(set(steps)) > 1 else ''} {', '.join(str(one) for one in dict.fromkeys(steps))}"
+    slower = _slower_since(log, steps)
+    return replace(
+        dead,
+        severity="error",
+        link="",
+        claim=f"{engines} died at line{'s' if len(left) > 1 else ''} "
+        f"{', '.join(str(one.point.line) for one in left)}{behind if None not in steps else ''}, and "
+        f"{'were' if len(left) > 1 else 'was'} not started again: the run goes on with fewer"
+        + ("" if slower is None else f", and {slower[0]} goes from {slower[1]:.3g} s to {slower[2]:.3g} s")
+        + f": {what}",
+        evidence=(
+            *dead.evidence,
+            *(
+                [shown("which engine", gone[0].text.splitlines()[0][:160], None, f"line {gone[0].point.line}")]
+                if gone
+                else []
+            ),
+            shown("engines that were started again", 0, f"{len(left)}", "log"),
+        ),
+        cause=f"{dead.cause}. What it was at work on was sent to another one or lost; the engines that are left have "
+        "all the work, so that rollouts take longer",
+        next_step="the engine's own log at that time (CUDA_LAUNCH_BLOCKING=1, dmesg for Xid); have it started again "
+        "(a fault-tolerance switch of the trainer), or restart the run from its last checkpoint",
+        steps=tuple(one for one in dict.fromkeys(steps) if one is not None),
+    )
+
+
+def _goes_on_behind(end: Told, log: RunLog) -> bool:
+    """Whether the trainer's steps are counted on behind an end, and nothing tells of another start of the program."""
+    line = end.point.line or 0
+    points = max((each.points for name in ("reward", "loss", "pg_loss") for each in log.all(name)), key=len, default=())
+    own = [p for p in points if p.path == end.point.path and p.step is not None]
+    behind = [p.step for p in own if (p.line or 0) > line and p.step is not None]
+    before = [p.step for p in own if (p.line or 0) < line and p.step is not None]
+    if not behind or any((one.point.line or 0) > line for one in log.events("started", "begins")):
+        return False
+    # A run that is started again from a checkpoint takes some of its steps anew: of these the log keeps the later ones.
+    if min(behind) <= (end.point.step or 0) and not log.is_counted:
+        return False
+    return not before or min(behind) - max(before) == min(
+        (b - a for a, b in pairwise(sorted({*before, *behind}))), default=1
+    )
+
+
+def _slower_since(log: RunLog, steps: Sequence[int | None]) -> tuple[str, float, float] | None:
+    """The rollout's time (or a step's) before the first engine died and since the last, where that is a fifth more."""
+    known = [one for one in steps if one is not None]
+    rollout = [one for one in log.all("phase_seconds") if _ROLLOUT.search(one.name)]
+    for series in (*rollout, *log.all("step_seconds")):
+        before = [p.value for p in series.points if p.step is not None and known and p.step <= known[0]]
+        since = [p.value for p in series.points if p.step is not None and known and p.step > known[-1]]
+        if min(len(before), len(since)) >= _STEPS_BESIDE and median(since) > 1.2 * median(before) > 0:
+            return series.name, median(before), median(since)
+    return None
+
+
+_ROLLOUT = regex(r"(?i)rollout|gen(?:erat|$)|sampl")
 
 
 def _step_before(point: Point, log: RunLog) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import entropy_bonus
 from replay_core.diagnose.entropy_term import STRONG, fitted_bonus
-from replay_core.diagnose.falling_apart import falls_apart
+from replay_core.diagnose.falling_apart import falls_apart, lost_since, spike_before
 from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
@@ -37,14 +37,15 @@ GAINS = 1.645
 
 
 @rule("D25", "entropy collapses or explodes", link="trend", scope="signals", needs=("entropy",),
-      explains=("D01", "D20", "L08", "L09", "L10", "L17"),
+      explains=("D01", "D20", "L08", "L09", "L10", "L17", "L50"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning (info down to a fifth of that, and a twelfth of
     its beginning, over 16 steps and more where the reward does not fall and is .8 and more of 1, or rises, or the
     entropy began under .1); over twice its beginning (or .7 nats and half as much more; .7 nats alone where the
     reward falls) and rising, or under a quarter of it and falling, too; an error where the reward falls while it
-    comes to three times its beginning (a warning where all of it is lost: L08 says so), or where it rises by .3 nats
+    comes to three times its beginning (a warning where all of it is lost: L08 says so, unless the entropy leaves its
+    range first, comes to twice its beginning, and no spike of the gradient stands before), or where it rises by .3 nats
     and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
     twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile (and does not
     fall in its last quarter) and the entropy grows without a stated bonus over .05; or where it rises while a twelfth
@@ -138,11 +139,12 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
     onset = begun + ONSET * (now - begun)
     stated = entropy_bonus(log.algorithm)
     large = stated is not None and stated > STRONG
+    leads = lost and now > GROWS_AT_LEAST * begun and _goes_first(log, series, given(reward))
     # A policy that falls apart earns less; one that explores more (a higher clip bound, a small bonus) need not.
     learns = not large and bonus is None and reward is not None and trends.rises(reward.finite) and _holds(reward)
     yield finding(
         "error"
-        if (lost and now > APART * begun and falls_apart(log) is None) or bonus is not None
+        if (lost and now > APART * begun and falls_apart(log) is None) or bonus is not None or leads
         else "info"
         if learns
         else "warning",
@@ -154,6 +156,11 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
             if large
             else " while the reward rises"
             if learns
+            else f", from step {series.first(over=onset).step} on, and then the reward falls with it"
+            if leads and not _while_it_falls(reward)
+            else f", from step {series.first(over=onset).step} on, and behind it the reward falls"
+            + _while_it_falls(reward).removeprefix(" while the reward falls")
+            if leads
             else _while_it_falls(reward)
             if lost
             else ""
@@ -170,9 +177,45 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
         else "the policy explores more, and earns more: a higher clip bound, an entropy bonus; should the reward turn, "
         "it falls apart"
         if learns
+        else _LEADS
+        if leads
         else "entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
         next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning rate",
     )
+
+
+#: How many times its beginning an entropy comes to that leads what a policy loses; a step that begins a growth, in
+#: parts of what it grows by.
+GROWS_AT_LEAST, LEFT = 2.0, 0.15
+_LEADS = (
+    "the entropy leaves its range first, and what is earned follows: an entropy bonus that is too strong (or of "
+    "the wrong "
+    "sign or unit) drives the policy to a uniform one (log V), which ends no answer and earns nothing; else "
+    "updates that "
+    "are noise (old samples, a turned sign)"
+)
+
+
+def _goes_first(log: RunLog, series: Series, reward: Series) -> bool:
+    """Whether the entropy has left where it began before the reward fell to half, and none of a spike's gradient."""
+    if falls_apart(log) is None:
+        return False
+    begun, now = trends.level(series.finite[:3]), trends.level(series.finite)
+    left = next((p.step for p in series.points if p.value > begun + LEFT * (now - begun)), None)
+    fell = lost_since(reward).step
+    if left is None or fell is None or left > fell or spike_before(log, fell) is not None:
+        return False
+    length = log.get("response_length")
+    longer = None if length is None else _leaves(length)
+    return longer is None or left <= longer
+
+
+def _leaves(series: Series) -> int | None:
+    """The step at which a figure has gone a third of its way from beginning to end, where that way is half and more."""
+    begun, now = trends.level(series.finite[:3]), trends.level(series.finite)
+    if not abs(now - begun) >= abs(begun) / 2:
+        return None
+    return next((p.step for p in series.points if abs(p.value - begun) > abs(now - begun) / 3), None)
 
 
 def _while_it_falls(reward: Series | None) -> str:

@@ -180,6 +180,18 @@ def _falls(log: RunLog) -> bool:
         return False
 
 
+#: Of a held-out result that stays while the reward rises without coming to its most: how far the reward has to rise,
+#: how far where it begins elsewhere; how near to where that began it begins, in shares of the rise; how its spread
+#: compares with the rise, at the most.
+ROSE, FAR, BEGINS_NEAR, STANDS = 0.25, 0.4, 0.5, 0.5
+#: What the weights that are evaluated may be, where the result stays where it was before training.
+_NOT_THESE = (
+    "the weights that are evaluated are not those that are trained: the initial ones, an old checkpoint, an engine of "
+    "its own that no update reaches (answers of two evaluations are then those of one policy, and differ by sampling "
+    "alone); or the reward pays for something else than the task (a form, a leak of the answer, another judge)"
+)
+
+
 @rule("L60", "what is learnt in training does not show on held-out prompts", link="trend", scope="signals",
       needs=("held_out", "reward"), explains=("D25",),
       source="the gap of training and validation; RLVR on one prompt lifts both (arXiv 2504.20571)")  # fmt: skip
@@ -187,11 +199,78 @@ def learns_by_heart(log: RunLog) -> Finding | None:
     """The reward of training (0 to 1) rises by .2 and more to .9 and more, while no held-out result rises with it: the
     last third of 6 evaluations and more is less than a quarter of that rise above the first third, and .2 and more
     below the reward: a warning. Even one prompt, trained on alone, lifts the validation where answers generalise. A
-    result that never changes is D116's, one that falls L20's.
+    result that never changes is D116's, one that falls L20's. A reward (or a share of right answers that it is made of)
+    that rises by .25 and more, to wherever, is enough where every held-out result that is no best of several answers
+    stands: none is above the first one by .15 of the rise in its median, it drifts by no more than chance explains,
+    its spread is half of the rise at the most, and it begins within half of the rise of where the reward began (or, of
+    a rise of .4, lies between .1 and .9): what is evaluated is another policy, or the reward is not the task's. Of
+    rewards over 1 these are shares of the largest.
     """
-    reward = given(log.get("reward"))
     known = [series for series in log.all("held_out") if len(series.finite) >= SEEN]
     skip_if(not known, f"needs {SEEN} evaluations")
+    if (found := _learnt_by_heart(log, given(log.get("reward")), known)) is not None:
+        return found
+    right = (one for one in log.all("reward_function") if _OF_RIGHT.search(one.name))
+    for reward in (given(log.get("reward")), *right):
+        if (found := _stays(log, reward, known)) is not None:
+            return found
+    return None
+
+
+_OF_RIGHT, _OF_SEVERAL = (
+    regex(r"(?i)accura|correct|exact|solve"),
+    regex(r"(?i)(?:best|maj|pass)\w*[@_]?(?!1\b)\d+|/(?:best|maj)"),
+)
+
+
+def _stays(log: RunLog, reward: Series, known: list[Series]) -> Finding | None:
+    """A held-out result that begins where the reward does, and stays there while that rises far."""
+    values = reward.finite
+    if len(values) < 2 * trends.MIN_STEPS or min(values) < 0 or not trends.rises(values):
+        return None
+    # A right answer may be paid 10: then so is one of the validation.
+    scale = max(1.0, *values)
+    few = max(3, len(values) // 10)
+    begun, now = fmean(values[:few]), fmean(values[-2 * few :])
+    rise = now - begun
+    single = [one for one in known if not _OF_SEVERAL.search(one.name)] or known
+    fits = [one for one in single if min(one.finite) >= 0 and max(one.finite) <= scale]
+    single = [one for one in fits if scale == 1 or max(one.finite) > 1]
+    if not single or rise < ROSE * scale or _falls(log):
+        return None
+    for series in single:
+        own = series.finite
+        part = max(2, len(own) // 3)
+        near = abs(own[0] - begun) <= BEGINS_NEAR * rise
+        # Other prompts, of which some are solved and some are not, are better solved by a policy that has learnt
+        # so much.
+        could = rise >= FAR * scale and 0.1 * scale <= median(own) <= 0.9 * scale
+        if len(set(own)) == 1 or not (near or could):
+            return None
+        if max(own) - min(own) > STANDS * rise or abs(fmean(own[-part:]) - fmean(own[:part])) > 0.15 * rise:
+            return None
+        if abs(trends.drift(own)) > trends.DRIFT_Z or now - fmean(own[-part:]) < STANDS * rise:
+            return None
+    series = single[0]
+    entropy = log.get("entropy")
+    fell = entropy is not None and trends.drift(entropy.finite) < -trends.DRIFT_Z
+    above = next(p for p in reward.points if p.value >= begun + rise / 2)
+    return warning(
+        f"the evaluation does not see what training does: {series.name} stays at {median(series.finite):.3g} in all "
+        f"{len(series.finite)} evaluations ({series.finite[0]:.3g} in the first), while {reward.name} rises from "
+        f"{begun:.3g} to {now:.3g}",
+        reward.of(p for p in reward.points if (p.step or 0) >= (above.step or 0)),
+        series.shown(series.last.value, f"to rise with it, to {series.finite[0] + rise:.2g} or so"),
+        shown(f"{series.name}, least and most", f"{min(series.finite):.3g} to {max(series.finite):.3g}"),
+        reward.shown(trends.level(values), f"was {begun:.3g}"),
+        *([given(entropy).shown(trends.level(given(entropy).finite))] if fell else []),
+        cause=_NOT_THESE,
+        next_step="evaluate the newest checkpoint by itself on the same prompts, beside the initial model; compare "
+        "answers of two evaluations; score ten training responses by the evaluation's judge",
+    )
+
+
+def _learnt_by_heart(log: RunLog, reward: Series, known: list[Series]) -> Finding | None:
     values = reward.finite
     if len(values) < trends.MIN_STEPS or min(values) < 0 or max(values) > 1 or not trends.rises(values):
         return None
@@ -219,7 +298,8 @@ def learns_by_heart(log: RunLog) -> Finding | None:
         series.shown(series.last.value, f"to rise with it, to {first + (now - begun):.2g} or so"),
         shown("evaluations", len(series.finite)),
         cause="overfitting: the same prompts again and again (a sampler that is seeded anew in every step, a data set "
-        "of a few prompts, a loader that does not advance), or prompts that are far easier than the validation's",
+        "of a few prompts, a loader that does not advance), or prompts that are far easier than the validation's; or "
+        "what is evaluated is another policy (the initial weights, an engine that no update reaches)",
         next_step="print the ids of the prompts of ten steps; look whether the loader is shuffled and goes on after a "
         "restart; rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D43",
     )

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from statistics import median
+
+from msgspec import Struct
+
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, shown
 from replay_core.diagnose.rule import given, rule, skip_if
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.rules.timing import seconds
+from replay_core.diagnose.signals import Point, RunLog, Series
+from replay_core.regexes import regex
 
 #: Tokens of the busiest rank as a multiple of the least busy one's; the part of their time that ranks then wait.
 APART, WAIT = 2.0, 0.5
@@ -95,3 +103,208 @@ def drafts(log: RunLog) -> Finding | None:
                 "(enable-mtp-training), or sample without",
             )
     return None
+
+
+#: How many times the median of the others' time makes a rank slow, in what share of the steps since it is, in how many
+#: of them at least; what part of a step its excess is, before it is a warning; and ranks that tell.
+SLOW, MOST_OF, AT_LEAST, PART_OF_STEP, RANKS = 1.4, 0.9, 5, 0.1, 3
+#: Of what others wait, what the slow one does.
+WAITS_LESS = 0.5
+#: A time that is spent in waiting for others: who is late waits least.
+_WAITS = regex(r"(?i)sync|wait|barrier|nccl|all[-_]?(?:reduce|gather)|reduce[-_]scatter|comm|idle|recv|bubble")
+_WHO = regex(r"(?i)(rank|node|worker|host|gpu|actor|device)[_ -]?(\d{1,5})")
+
+
+class _Slow(Struct, frozen=True):
+    """Who is slow in which phase: since where, by how much, beside the others."""
+
+    phase: str
+    who: str
+    since: Point
+    points: list[Point]
+    own: float
+    others: float
+    before: float | None
+
+
+@rule("L100", "one rank is slower than the others", link="time", scope="signals",
+      needs=("rank_seconds|rank_range|step_seconds|phase_seconds",), explains=("D37",), lasts=True,
+      source="Megatron: timing_log_option all, minmax, and its straggler detection")  # fmt: skip
+def straggler(log: RunLog) -> Iterator[Finding]:
+    """Times of a phase by rank, node or worker (3 and more of them; Megatron's tables below an iteration, names with a
+    rank in them, lines that ranks print for themselves): one that takes 1.4 times the others' median and more, from
+    some step on in nine of ten steps, 5 and more. A warning where that is a tenth of a step and more, else worth
+    knowing. What is spent waiting (a synchronisation, a collective) is told the other way: who waits less than half of
+    what the others do, while they wait a tenth of a step, is who they wait for. Of the least and most of all ranks, it
+    says that one is slow, and not which.
+    """
+    whole = seconds(log)
+    step = math.nan if whole is None or not whole.finite else trends.level(whole.finite, 20)
+    phases: dict[str, dict[str, list[Point]]] = {}
+    for series in log.all("rank_seconds"):
+        if (who := _WHO.search(series.name)) is not None:
+            phase = (series.name[: who.start()] + series.name[who.end() :]).strip("/_. -").replace("//", "/")
+            phases.setdefault(phase, {})[f"{who[1].lower()} {int(who[2])}"] = list(series.points)
+    for signal in ("step_seconds", "phase_seconds"):
+        for name, ranks in log.of_ranks(signal).items():
+            phases.setdefault(name, {}).update({f"rank {rank}": points for rank, points in ranks.items()})
+    skip_if(not any(len(each) >= RANKS for each in phases.values()) and not log.has("rank_range"),
+            f"needs times of {RANKS} ranks")  # fmt: skip
+    slow = [one for phase, ranks in phases.items() if not _WAITS.search(phase) if (one := _slow_in(phase, ranks))]
+    waits = [one for phase, ranks in phases.items() if _WAITS.search(phase) if (one := _waited_for(phase, ranks))]
+    if slow:
+        worst = max(slow, key=lambda one: one.own - one.others)
+        yield _of_rank(worst, next((one for one in waits if one.who == worst.who), None), whole, step)
+    elif waits and max(one.others for one in waits) >= PART_OF_STEP * step:
+        yield _of_wait(max(waits, key=lambda one: one.others), whole)
+    else:
+        yield from _of_range(log, step)
+
+
+def _since(flags: list[bool]) -> int | None:
+    """The first place from which nearly all hold, to the end; None where they are too few."""
+    for at, flag in enumerate(flags):
+        rest = flags[at:]
+        if len(rest) < AT_LEAST:
+            return None
+        if flag and all(rest[:2]) and sum(rest) >= MOST_OF * len(rest):
+            return at
+    return None
+
+
+def _rows(ranks: dict[str, list[Point]]) -> list[tuple[int | None, dict[str, Point]]]:
+    by_step: dict[int | None, dict[str, Point]] = {}
+    for who, points in ranks.items():
+        for point in points:
+            if math.isfinite(point.value):
+                by_step.setdefault(point.step, {})[who] = point
+    return [(step, by_step[step]) for step in sorted(by_step, key=lambda one: -1 if one is None else one)
+            if len(by_step[step]) >= RANKS]  # fmt: skip
+
+
+def _slow_in(phase: str, ranks: dict[str, list[Point]]) -> _Slow | None:
+    rows = _rows(ranks)
+    best: _Slow | None = None
+    for who in ranks:
+        told = [
+            (row[who], median(point.value for other, point in row.items() if other != who))
+            for _, row in rows if who in row
+        ]  # fmt: skip
+        flags = [others > 0 and own.value >= SLOW * others for own, others in told]
+        if (at := _since(flags)) is None:
+            continue
+        since = told[at:]
+        own, others = median(point.value for point, _ in since), median(each for _, each in since)
+        before = median(point.value for point, _ in told[:at]) if at else None
+        one = _Slow(phase, who, since[0][0], [point for point, _ in since], own, others, before)
+        if best is None or own - others > best.own - best.others:
+            best = one
+    return best
+
+
+def _waited_for(phase: str, ranks: dict[str, list[Point]]) -> _Slow | None:
+    rows = _rows(ranks)
+    for who in ranks:
+        told = [
+            (row[who], [point.value for other, point in row.items() if other != who]) for _, row in rows if who in row
+        ]
+        flags = [own.value < WAITS_LESS * min(others) for own, others in told]
+        if (at := _since(flags)) is None:
+            continue
+        since = told[at:]
+        own, others = median(point.value for point, _ in since), median(median(each) for _, each in since)
+        before = median(median(each) for _, each in told[:at]) if at else None
+        return _Slow(phase, who, since[0][0], [point for point, _ in since], own, others, before)
+    return None
+
+
+_CAUSE = (
+    "this rank's machine is slower than the others' or has more to do: a GPU that is throttled (heat, power, ECC "
+    "errors), a process that shares it, a slow link, disk or CPU of its node, longer sequences or another micro-batch "
+    "size on it. All other ranks wait for it at the next collective"
+)
+_NEXT_STEP = (
+    "nvidia-smi -q -d PERFORMANCE,CLOCK,ECC and dmesg on that node, beside another's; compare tokens per rank; leave "
+    "the node out, and see whether the time goes back"
+)
+
+
+def _of_rank(slow: _Slow, wait: _Slow | None, whole: Series | None, step: float) -> Finding:
+    excess = slow.own - slow.others
+    grown = _grown(whole, slow.since.step)
+    return finding(
+        "warning" if not excess < PART_OF_STEP * step else "info",
+        f"{slow.who} is a straggler: {slow.phase} takes {slow.own:.3g} s there"
+        + ("" if slow.before is None else f" since step {slow.since.step} ({slow.before:.3g} before)")
+        + f", and {slow.others:.3g} s on the others"
+        + ("" if grown is None else f"; a step takes {grown[1]:.3g} s, and {grown[0]:.3g} before"),
+        slow.since.where(f"{slow.phase}/{slow.who}"),
+        shown(f"{slow.phase}, {slow.who}", slow.own, f"about {slow.others:.3g}", "median since then, in seconds"),
+        shown(f"{slow.phase}, the others' median", slow.others),
+        *(
+            []
+            if wait is None
+            else [shown(f"{wait.phase}: what the others wait, and it", f"{wait.others:.3g} s and {wait.own:.2g} s")]
+        ),
+        cause=_CAUSE,
+        next_step=_NEXT_STEP,
+        steps=[point.step for point in slow.points],
+    )
+
+
+def _of_wait(wait: _Slow, whole: Series | None) -> Finding:
+    grown = _grown(whole, wait.since.step)
+    return finding(
+        "warning",
+        f"all ranks wait for {wait.who}: {wait.phase} takes {wait.others:.3g} s on the others"
+        + ("" if wait.before is None else f" since step {wait.since.step} ({wait.before:.3g} before)")
+        + f", and {wait.own:.2g} s there"
+        + ("" if grown is None else f"; a step takes {grown[1]:.3g} s, and {grown[0]:.3g} before"),
+        wait.since.where(f"{wait.phase}/{wait.who}"),
+        shown(f"{wait.phase}, the others' median", wait.others, f"about {wait.own:.2g}"),
+        cause=_CAUSE,
+        next_step=_NEXT_STEP,
+        steps=[point.step for point in wait.points],
+    )
+
+
+def _of_range(log: RunLog, step: float) -> Iterator[Finding]:
+    """Of the least and the most that ranks take, without which takes how much."""
+    every = {series.name: series for series in log.all("rank_range")}
+    found = []
+    for name, most in every.items():
+        phase, _, of = name.rpartition("/")
+        least = every.get(f"{phase}/least of ranks")
+        if of != "most of ranks" or least is None or _WAITS.search(phase):
+            continue
+        low = {point.step: point.value for point in least.points}
+        told = [(point, low[point.step]) for point in most.points if low.get(point.step, 0.0) > 0]
+        if (at := _since([point.value >= SLOW * other for point, other in told])) is not None:
+            since = told[at:]
+            found.append((median(p.value for p, _ in since), median(each for _, each in since), phase, most, since))
+    if not found:
+        return
+    top, bottom, phase, series, since = max(found, key=lambda each: each[0] - each[1])
+    first = since[0][0]
+    yield finding(
+        "warning" if not top - bottom < PART_OF_STEP * step else "info",
+        f"one rank is slower than the others: {phase} takes {top:.3g} s on the slowest and {bottom:.3g} s on the "
+        f"fastest rank, since step {first.step}",
+        series.of(point for point, _ in since),
+        series.shown(top, f"about {bottom:.3g}"),
+        cause=_CAUSE,
+        next_step="print the times of every rank (Megatron: --timing-log-option all, or --log-straggler), which names "
+        "it; " + _NEXT_STEP,
+        steps=[point.step for point, _ in since],
+    )
+
+
+def _grown(whole: Series | None, since: int | None) -> tuple[float, float] | None:
+    """What a step took before and takes since, where that is a fifth more."""
+    if whole is None or since is None:
+        return None
+    before = [p.value for p in whole.points if p.step is not None and p.step < since and math.isfinite(p.value)]
+    after = [p.value for p in whole.points if p.step is not None and p.step >= since and math.isfinite(p.value)]
+    if len(before) < 3 or len(after) < 3 or median(after) < 1.2 * median(before):
+        return None
+    return median(before), median(after)

@@ -438,8 +438,11 @@ def _begins(log: RunLog) -> Finding | None:
     """
     if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
         return None
-    for signal in ("logprob_diff", "mult_prob_error", "prob_diff"):
+    for signal in ("logprob_diff", "mult_prob_error", "prob_diff", "rollout_k3"):
         series, limit = log.get(signal), LIMITS[signal]
+        heat = None if series is None else _stated_heat(log, series, limit)
+        if signal == "rollout_k3" and heat is None:
+            continue  # a sum over tokens of which few make all of it
         values = [] if series is None else series.finite
         first = series.points[0].step if series is not None else None
         if series is None or len(values) < AS_LONG * FIRST or first is None or first > 1:
@@ -448,11 +451,17 @@ def _begins(log: RunLog) -> Finding | None:
         if all(limit.is_past(value, least) for value in values[:FIRST]):
             return warning(
                 f"engine and trainer disagree before anything is learnt: {series.name} is {median(values[:FIRST]):.3g} "
-                f"in the first {FIRST} steps, and {trends.level(values):.2g} by now",
+                f"in the first {FIRST} steps, and {trends.level(values):.2g} by now"
+                + (
+                    ""
+                    if heat is None
+                    else f"; the engine samples at temperature {heat:g}, the trainer scores at another"
+                ),
                 series.between(over=limit.warning),
                 series.shown(median(values[:FIRST]), f"< {limit.warning:g}"),
                 shown("in the first step", values[0]),
-                cause="no weights are old at first: one side adds something to the logits that the other does not (a "
+                cause=("" if heat is None else f"the temperature ({heat:g}) on one side alone; or: ")
+                + "no weights are old at first: one side adds something to the logits that the other does not (a "
                 "penalty on repeated tokens, a temperature, top-p), has another template or precision, or counts "
                 "other tokens; it costs less as the policy gets surer of its tokens, and is no less wrong",
                 next_step=TOLD_APART,
@@ -482,7 +491,9 @@ def mismatch(log: RunLog) -> Finding | None:
     not rise. It is info, too, where the first step has none, the second all of it, and it does not grow, within .5
     nats, .1 of probability and .1 of k3: weights one update old, as of every asynchronous run; and where the log tells
     that samples are some updates old, and the first step has less than half of it, and it does not grow. A warning at
-    most where it begins as the policy falls apart (L08). A warning, too, where each of the first 8 steps is past the
+    most where it begins as the policy falls apart (L08). Where the run
+    states a temperature of sampling other than 1 and the first 3 steps are past the limit, that is told first. A
+    warning, too, where each of the first 8 steps is past the
     limit (and past what precision comes to) of 16 and more that come to less: no weights are old there, and a policy
     that gets surer of its tokens hides the cause.
     """
@@ -507,6 +518,7 @@ def mismatch(log: RunLog) -> Finding | None:
     cut = not late and _is_of_truncation(log)
     leapt = _leapt(series, limit)
     # What a policy writes that has fallen apart lies where two precisions differ most.
+    heat = None if late or cut or leapt else _stated_heat(log, series, limit)
     apart = falls_apart(log)
     follows = apart is not None and (past[0].step or 0) >= (apart[0] or 0)
     return finding(
@@ -519,6 +531,9 @@ def mismatch(log: RunLog) -> Finding | None:
             if late
             else ", since the policy falls apart (L08)"
             if follows
+            else f" from the first step on, and the engine samples at temperature {heat:g}: the trainer takes its "
+            "log-probabilities at another one (1)"
+            if heat is not None and not usual
             else leapt or _steady(series, limit) or _grown(series, limit)
         ),
         series.of(past),
@@ -528,6 +543,12 @@ def mismatch(log: RunLog) -> Finding | None:
         if cut
         else _LATE_CAUSE
         if late
+        else f"the temperature: logits are divided by {heat:g} where tokens are sampled, and not where the "
+        "trainer scores "
+        "them (or the engine returns log-probabilities of what it would sample at 1). If both have it: another "
+        "precision "
+        "or kernel, a template, top-p, tokens in the loss mask that no engine sampled"
+        if heat is not None and not usual
         else "so far apart from the first step on that both hardly speak of the same tokens: log-probabilities that "
         "are shifted by one token, tokens that were re-tokenised or belong to other samples, tokens in the loss mask "
         "that no engine sampled such as padding, prompt or tool output, or another model"
@@ -545,8 +566,28 @@ def mismatch(log: RunLog) -> Finding | None:
         else "another precision or kernel, dropout left on, a temperature or top-p that one side applies, weights "
         "that were not synced, a chat template, packing, tokens in the loss mask that no engine sampled such as "
         "padding, prompt or tool output: the log has one number for all of them",
-        next_step=TOLD_APART,
+        next_step="divide the trainer's logits by the sampling temperature, before its log-probabilities and its "
+        "entropy; " + TOLD_APART
+        if heat is not None and not usual
+        else TOLD_APART,
     )
+
+
+#: How far from 1 a temperature is another one.
+ANOTHER_HEAT = 0.02
+
+
+def _stated_heat(log: RunLog, series: Series, limit: Limit) -> float | None:
+    """The temperature that the engine is stated or logged to sample at, where it is none of 1 and both disagree in the
+    first steps already.
+    """
+    logged = log.get("rollout_temperature")
+    stated = log.algorithm.number("rollout_temperature", "sampling_temperature", "temperature")
+    heat = logged.finite[0] if logged is not None and logged.finite else stated
+    first = series.finite[:3]
+    if heat is None or not heat > 0 or abs(heat - 1) < ANOTHER_HEAT or series.points[0].step not in (0, 1, None):
+        return None
+    return heat if first and all(limit.is_past(value, limit.warning) for value in first) else None
 
 
 def _of_no_age(log: RunLog) -> Finding | None:

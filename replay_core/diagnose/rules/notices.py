@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.failure_texts import failure_of, in_short
+from replay_core.diagnose.failed_scores import LOSES, FailedScores, Outage, count_of, failed_scores, outage
+from replay_core.diagnose.failure_texts import Failure, failure_of, in_short
 from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, warning
 from replay_core.diagnose.log_steps import first_broken, scale_falls, steps_of, steps_told
-from replay_core.diagnose.rule import rule
+from replay_core.diagnose.rule import given, rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.dumps.log_events import DEATHS, THROWN_AWAY, UNTOLD, UPDATE_FAILED, VERDICT
 from replay_core.regexes import regex
@@ -528,10 +530,6 @@ def _passes(lines: list[Told], log: RunLog) -> bool:
     return behind >= _AFTERWARDS and _often(lines) <= _NOW_AND_THEN * len(steps)
 
 
-#: How many samples a line says that a judge failed on; one where it does not say.
-_SAMPLES = regex(
-    r"(?i)\b(\d{1,7})(?: ?/ ?\d{1,7}| (?:out )?of \d{1,7})? (?:samples?|responses?|completions?|rollouts?|rewards?)\b"
-)
 #: Steps behind the last sample that a judge failed on, before it is known that it did not end there.
 _WELL_AGAIN = 8
 
@@ -543,7 +541,7 @@ def _hardly_any(lines: list[Told], log: RunLog) -> bool:
     known = [one.points for name in ("reward", "loss", "pg_loss") for one in log.all(name)]
     steps = max(known, key=len, default=())
     at = [sum((point.line or 0) < (one.point.line or 0) for point in steps) for one in lines]
-    samples = sum(int(found[1]) if (found := _SAMPLES.search(one.text)) else 1 for one in lines)
+    samples = sum(map(count_of, lines))
     few = _NOW_AND_THEN * len(steps)
     return samples <= few and len(set(at)) <= few and len(steps) - max(at) >= _WELL_AGAIN
 
@@ -551,6 +549,58 @@ def _hardly_any(lines: list[Told], log: RunLog) -> bool:
 def _norms(log: RunLog) -> list[float]:
     series = log.get("grad_norm")
     return [] if series is None else series.finite
+
+
+def _so_few(counted: FailedScores) -> str:
+    each = len(counted.counts)
+    if counted.samples is None:
+        return f" ({counted.total} times in {each} steps, evenly)"
+    return f" ({counted.total / (counted.samples * each):.1%} of the samples, evenly through the run)"
+
+
+def _outage(
+    known: _Notice, counted: FailedScores, broke: Outage, lines: list[Told], why: Failure | None, log: RunLog
+) -> Finding:
+    """A judge that fails far more often from one step on, and what that does to the reward."""
+    samples = counted.samples
+
+    def of(count: float) -> str:
+        return f"{count:.3g}" if samples is None else f"{min(count / samples, 1.0):.0%}"
+
+    falls = broke.reward_after < broke.reward_before - LOSES * abs(broke.reward_before)
+    name = given(log.get("reward")).name
+    line = next((one for one in lines if (one.point.line or 0) >= _line_before(counted, broke)), lines[0])
+    return finding(
+        "error" if falls and samples is not None and broke.after >= 0.5 * samples else "warning",
+        f"{known.claim}: {of(broke.after)} {'of the samples' if samples is not None else 'times'} in each step "
+        "from step "
+        f"{broke.since.step} on ({of(broke.before)} before)"
+        + (
+            f", and {name} falls from {broke.reward_before:.3g} to {broke.reward_after:.3g} there: what fails is "
+            "scored "
+            "0, and it is no fall of the policy"
+            if falls
+            else ""
+        )
+        + ("" if why is None else f": {in_short(why.cause)}"),
+        replace(line.point.where(), step=broke.since.step),
+        shown("line", line.text.splitlines()[0][:200], None, f"line {line.point.line}"),
+        shown("samples that it failed on, in a step since then", round(broke.after, 1), f"about {broke.before:.2g}"),
+        *([] if samples is None else [shown("samples of a step", samples)]),
+        shown(f"{name}, before and since", f"{broke.reward_before:.3g} and {broke.reward_after:.3g}"),
+        link=known.link,
+        cause=known.cause if why is None else why.cause,
+        next_step="look at the judge's or sandbox's own load and log from that time on; leave out of the loss "
+        "what could "
+        "not be scored; go back to the checkpoint before that step: what came since was taught to fail",
+        steps=broke.steps,
+    )
+
+
+def _line_before(counted: FailedScores, broke: Outage) -> int:
+    """The line behind which what is told is of the step that it began in."""
+    at = counted.points.index(broke.since)
+    return (counted.points[at - 1].line or 0) if at else 0
 
 
 _OVERFLOWS = regex(r"OVERFLOW! (?:Rank|Skipping)")
@@ -589,9 +639,12 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     else it is worth knowing; requests that are preempted only where they are as many as steps, and steps get slower; a
     disk nearly full worth knowing where it comes in a tenth of the steps at the most and 20 follow; a request to a
     judge that is sent again, attempt k of n, worth knowing until its last attempt, and a judge that fails on no more
-    samples than one in every tenth step, 8 steps and more before the end), at its own link, with how many
-    lines say so. No greedy generation of an evaluation: behind the last step, or beside groups that have a spread. An
-    engine with one request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long
+    samples than one in every tenth step, 8 steps and more before the end, or, over 12 steps and more, on 3 % of all
+    and no more than an eighth of a step's), at its own link, with how many lines say so. A judge that fails from one
+    step on 4 times as often as before, and on a tenth of a step's samples, is told with that step and what becomes of
+    the reward: an error where it fails on half of them and the reward loses a quarter. Ray's `[repeated Nx]` counts as
+    N. No greedy generation of an evaluation: behind the last step, or beside groups that have a spread. An engine with
+    one request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long
     tail. One error that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a
     warning; one of a library of communication or compilation, which takes another way by itself, is never more than
     worth knowing.
@@ -628,8 +681,15 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         given_up = [one for one in lines if not _is_retried(one)] if known.link == "rewards" else lines
         retried = len(given_up) < min(known.fewest, len(lines))
         few = known.link == "rewards" and known.severity == "warning" and _hardly_any(given_up or lines, log)
+        counted = failed_scores(given_up, log) if known.link == "rewards" and known.severity == "warning" else None
+        broke = None if counted is None else outage(counted, log)
+        if broke is not None and counted is not None:
+            yield _outage(known, counted, broke, given_up, why, log)
+            continue
+        evenly = counted is not None and counted.are_few
         mild = (
             greedy
+            or evenly
             or retried
             or few
             or (_CROWDED.search(text) is not None and not _holds_up(lines, log))
@@ -649,14 +709,16 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             if lost
             else known.claim
             + (" (in few lines, and the run goes on long after them)" if passes or (few and not retried) else "")
+            + (_so_few(counted) if counted is not None and evenly and not few else "")
             + (", and each is asked again" if retried and not given_up else "")
             + ("" if why is None else f": {in_short(why.cause)}")
             + _goes(log, text),
             lines[0].point.where(),
             shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
             shown("lines that say so", len(lines), "0", "log"),
+            *([] if counted is None else [shown("samples that it failed on", counted.total, "0", "log")]),
             link=known.link,
             cause=known.cause if why is None else why.cause,
             next_step=known.next_step if why is None else why.next_step,
-            steps=steps_of(told.point for told in lines),
+            steps=steps_of(told.point for told in lines) if counted is None else counted.steps,
         )

@@ -22,6 +22,7 @@ from replay_core.diagnose.rules.summed import logged_kl
 from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.surrogates import CLOSE, SUMMED, Logged, Surrogate, logged_of, surrogates
+from replay_core.diagnose.without_effect import without_effect
 from replay_core.objectives import kl
 
 #: Tokens that must say something, and |log ratio| from which two directions are told apart.
@@ -693,14 +694,21 @@ def _other_rows(
 
 
 @rule("D60", "the ratio is always 1 in spite of several updates", link="ratio", scope="signals",
-      needs=("policy_kl", "clip_fraction"), explains=("D15",),
-      source="old log-probabilities taken anew in every mini-batch")  # fmt: skip
+      needs=("policy_kl|clip_fraction|ratio_max",), explains=("D15", "L60", "L40"),
+      source="old log-probabilities taken anew in each mini-batch; an optimizer made before wrapping")  # fmt: skip
 def always_one(log: RunLog) -> Finding | None:
     """The KL of the policy to the one that sampled below 1e-7 and the clip fraction 0 in every one of 3 steps and more,
     while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: an error. Not
     in the first 20 steps of a run with a critic whose KL to the reference is 0, too: the policy waits for the critic.
-    Not where recorded samples show that the policy itself never changes (D55).
+    Not where recorded samples show that the policy itself never changes (D55). Where, over 24 steps and more, one of
+    clip fraction, that KL and the ratio's largest is logged, all that are rest (0, 0 and 1), and neither reward nor
+    entropy drifts or differs from third to third by more than chance has it, while gradients and learning rates are not
+    next to nothing, no update has an effect: an error where several updates of a batch are stated, a warning where they
+    are not and the learning rates sum to .01.
     """
+    if (idle := without_effect(log)) is not None:
+        return idle
+    skip_if(not (log.has("policy_kl") and log.has("clip_fraction")), "needs the policy's KL and the clip fraction")
     moved, cut, grads = given(log.get("policy_kl")), given(log.get("clip_fraction")), log.get("grad_norm")
     if log.algorithm.updates < 2 or len(moved.finite) < 3:
         raise Skip("needs a run that states several updates of a batch, and the policy's KL of 3 steps")

@@ -23,7 +23,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap, is_of_padding
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
-from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.signals import Point, RunLog, Series
 from replay_core.diagnose.surrogates import logged_of
 from replay_core.objectives import kl
 from replay_core.regexes import regex
@@ -231,6 +231,46 @@ def _before_the_rate(log: RunLog, series: Series) -> Finding | None:
     )
 
 
+#: A KL that neither kernels nor one step's updates make as a rule; one that they never do where nothing is logged
+#: beside it; and how many times what the step's own updates, or engine and trainer, come to.
+_UNMADE, _UNMADE_ALONE, _TIMES_OWN = 0.02, 0.05, 10.0
+_ANOTHER = (
+    "the reference is another model than the policy's start (another checkpoint, a base model beside an instruct one, "
+    "an adapter that only one of the two has, the policy resumed and the reference not), or it has another template, "
+    "dtype or temperature: the KL pulls the policy there from the first step on"
+)
+
+
+def _own_moves(log: RunLog, point: Point) -> list[tuple[Point, float]]:
+    """What is logged of how far the step's own updates move the policy, and of engine and trainer, as KLs."""
+    found = []
+    for name, as_kl in (
+        ("policy_kl", abs), ("ratio_max", lambda ratio: (max(ratio, 1.0) - 1.0) ** 2 / 2), ("rollout_k3", abs),
+        ("rollout_k1", abs), ("logprob_diff", lambda apart: apart * apart),
+    ):  # fmt: skip
+        beside = log.at(name, point.step)
+        if beside is not None and math.isfinite(beside.value):
+            found.append((beside, as_kl(beside.value)))
+    return found
+
+
+def _is_unmade(log: RunLog, point: Point) -> bool:
+    """Whether neither updates of the step itself nor kernels explain a KL of the first step."""
+    value = abs(point.value)
+    if any(log.at(name, point.step) is not None for name in ("policy_kl", "ratio_max")):
+        return all(value >= _TIMES_OWN * own for _, own in _own_moves(log, point))
+    # One update of a batch comes behind the KL that its loss is made of.
+    cut = log.at("clip_fraction", point.step)
+    once = log.algorithm.updates < 2 and (cut is None or cut.value == 0)
+    return once and value >= _UNMADE_ALONE and all(value >= _TIMES_OWN * own for _, own in _own_moves(log, point))
+
+
+def _beside(log: RunLog, point: Point) -> list[Evidence]:
+    names = ("policy_kl", "ratio_max", "rollout_k3", "rollout_k1", "logprob_diff")
+    each = [(log.get(name), log.at(name, point.step)) for name in names]
+    return [series.shown_at(one) for series, one in each if series is not None and one is not None][:3]
+
+
 @rule("D15", "KL to the reference at the first step", link="ref", scope="signals", needs=("kl",),
       source="slime and miles debug.md")  # fmt: skip
 def first_kl(log: RunLog) -> Finding | None:
@@ -238,7 +278,9 @@ def first_kl(log: RunLog) -> Finding | None:
 
     Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 0.5 a warning, over
     1e-4 info: later mini-batches and epochs of a first step have been updated already, and bf16 kernels differ. With an
-    on-policy step (clip fraction and policy KL both 0) over 1e-4 is a warning. Over 1 in every one of 8 steps and more,
+    on-policy step (clip fraction and policy KL both 0) over 1e-4 is a warning; so is one of .02 and more that is ten
+    times what the step's own updates (KL to the policy that sampled, the largest ratio) and engine and trainer come to,
+    and one of .05 where neither is logged and a batch has one update. Over 1 in every one of 8 steps and more,
     and no explosion, is a warning wherever the log begins. Info, too, where one of up to 1 comes down from there by
     more
     than chance explains: a teacher. Silent where a tenth of the tokens of
@@ -279,7 +321,10 @@ def first_kl(log: RunLog) -> Finding | None:
     clips = log.get("clip_fraction")
     if clips is not None and any(value > 0.1 for value in clips.finite[:3]):
         raise Skip("the first steps' own updates move the policy: a tenth of their tokens and more are clipped")
-    mild = value <= OTHER_PROMPT and not on_policy
+    unmade = (
+        _UNMADE <= value <= OTHER_PROMPT and not on_policy and not _is_summed(log, series) and _is_unmade(log, point)
+    )
+    mild = value <= OTHER_PROMPT and not on_policy and not unmade
     # Towards a reference that it began with no policy has a way to go: what comes nearer all along has a teacher.
     nears = trends.drift([-abs(each) for each in series.finite]) > trends.DRIFT_Z and not mild
     if nears and value <= OTHER_MODEL:
@@ -296,10 +341,14 @@ def first_kl(log: RunLog) -> Finding | None:
         )
     return finding(
         "error" if value > OTHER_MODEL else "info" if mild else "warning",
-        f"KL to the reference is {point.value:.3g} at the first step",
+        f"KL to the reference is {point.value:.3g} at the first step"
+        + (": the reference is another model than the one that training begins with" if unmade else ""),
         point.where(series.name),
         series.shown_at(point, "0 before the first update"),
-        cause="mini-batches after the first have been updated already, or two kernels differ"
+        *(_beside(log, point) if unmade else []),
+        cause=_ANOTHER
+        if unmade
+        else "mini-batches after the first have been updated already, or two kernels differ"
         if mild
         else _NOT_THE_START,
         next_step=_AGAINST_REFERENCE,
