@@ -189,6 +189,12 @@ ALIASES: dict[str, str] = {
     "sampling_logprobs": "rollout_logprobs",
     "sampling_log_probs": "rollout_logprobs",
     "inference_logprobs": "rollout_logprobs",
+    "output_token_logprobs": "rollout_logprobs",  # SGLang's
+    "output_logprobs": "rollout_logprobs",
+    "output_log_probs": "rollout_logprobs",
+    "sampled_logprobs": "rollout_logprobs",
+    "sampled_token_logprobs": "rollout_logprobs",
+    "generated_logprobs": "rollout_logprobs",
     "inference_logps": "rollout_logprobs",
     "behavior_logprobs": "rollout_logprobs",
     "behaviour_logprobs": "rollout_logprobs",
