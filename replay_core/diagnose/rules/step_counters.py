@@ -76,7 +76,7 @@ def begins_on_purpose(case: Case) -> bool:
 
 
 @rule("D161", "the optimizer's state goes back", link="optimizer", scope="case", lasts=True,
-      explains=("L02", "L08", "L10", "D25", "D150", "D75", "D43", "L49"),
+      explains=("L02", "L08", "L10", "D25", "D150"),
       source="OpenPipe/ART#72, tinker-feedback#127: weights are loaded, the optimizer's state is not")  # fmt: skip
 def gone_back(case: Case) -> Finding | None:
     """The step counters of the recorded optimizer state (`….step`, `adam_step`, `optimizer_step`, `num_updates`), and
