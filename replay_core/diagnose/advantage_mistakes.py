@@ -486,6 +486,12 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     elif lines.has_middle and np.unique(np.bincount(group_B)).size == 1:
         if np.ptp(lines.baseline_G) <= lines.close * float(lines.range_G.min()):
             return  # one baseline for all: moving, or of samples that are not in the dump
+        if batch.laid.algorithm.estimator == "remax":
+            yield Guess(
+                "info", "baseline", "advantages are r - a baseline of the group's own that is not recorded, as ReMax's "
+                f"is{over}", "the reward of a greedy response is the baseline, as is stated; nothing is wrong",
+            )  # fmt: skip
+            return
         if (whose := _mean_of_others(lines.baseline_G, lines.range_G, reward_B, group_B, lines.close)) is not None:
             yield Guess(
                 "error", "another group's mean", "advantages are centred by another group's mean: the baseline of "

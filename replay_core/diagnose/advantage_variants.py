@@ -207,11 +207,20 @@ def known_variants(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterato
             BATCH_MEAN if is_mean else f"r - {moved:.4g}, {MOVING}",
             reward_B - moved,
         )
-    baseline_B = batch.columns.per_sample("reward_baselines")
+    baseline_B = greedy_rewards_B(batch)
     if baseline_B is not None:
         yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
     yield from _over_trajectories(batch, reward_B, group_B)
     yield from further(batch, reward_B, group_B)
+
+
+#: What a run that states ReMax calls the rewards of its greedy responses, beside names that mean nothing else.
+_GREEDY = ("baselines", "baseline", "baseline_rewards", "baseline_reward", "rb")
+
+
+def greedy_rewards_B(batch: StepBatch) -> Array | None:
+    """The reward of a greedy response to each sample's prompt [B], where it is recorded."""
+    return batch.columns.per_sample("reward_baselines", *(_GREEDY if batch.laid.algorithm.estimator == "remax" else ()))
 
 
 #: What the name of a variant ends with where a trajectory counts once, whatever rows it has.

@@ -43,7 +43,10 @@ _CLIPPED, LEAST_EPSILON = frozenset({
 RESPONSE_LIMITS = ("max_response_length", "max_completion_length", "max_new_tokens", "generate_max_len",
                    "rollout_max_response_len", "response_length")  # fmt: skip
 #: Words for how a loss is put together of its tokens.
-_AGGREGATIONS = ("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_agg")
+_AGGREGATIONS = (
+    "loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_agg", "loss_aggregation_mode", "loss_agg_type",
+    "agg_mode", "policy_loss_agg_mode", "loss_averaging",
+)  # fmt: skip
 #: Switches of a KL that is subtracted from the rewards.
 KL_IN_REWARDS = ("use_kl_in_reward", "kl_in_reward", "apply_kl_in_reward")
 _KL = {

@@ -67,8 +67,8 @@ class _Transform(Struct, frozen=True):
     by: int = 0
 
 
-def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
-    """The sample [B] whose values in `those` each sample's values in `these` are, where four fifths of those that can
+def whose(batch: StepBatch, these: Column, those: Column, least: float = 0.6) -> Array | None:
+    """The sample [B] whose values in `those` each sample's values in `these` are, where `least` of those that can
     be told (4 and more) are another's; -1 where it cannot be told. None where rows are not exchanged.
     """
     inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
@@ -115,7 +115,7 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
         ):
             found_B[sample] = best
     moved = int((found_B >= 0).sum())
-    return found_B if moved >= SAMPLES and moved >= 0.6 * told else None
+    return found_B if moved >= SAMPLES and moved >= least * told else None
 
 
 def _behind_the_last_N(batch: StepBatch) -> Array:

@@ -52,6 +52,8 @@ _PART = {"prompt_ids": "prompt", "prompt_mask": "prompt", "response_ids": "respo
 
 #: What says which tokens were generated, the surest first; of labels, those that are none (IGNORED) were not.
 _GENERATED = ("response_mask", "loss_mask", "labels")
+#: What says which columns hold what an engine sampled, where its rows hold answers alone.
+SAMPLED_MASKS = ("output_mask", "output_masks", "output_token_mask", "sampled_mask", "generated_mask", "engine_mask")
 #: Samples whose first slots tell that nothing stands there, and the part of all slots that sure tokens may fill.
 _FEWEST_FIRSTS, _SURE = 2, 0.05
 #: Nats above which a token is sure.
@@ -491,6 +493,8 @@ class Batch:
             return self._by_sample(ref)
         if ref.rows is not None:
             return self._ragged(ref, alignment, stated)
+        if meaning.kind == "logprob" and stated is None and (placed := self._by_own_mask(ref)) is not None:
+            return placed
         by_token = alignment in ("full", "next", "response", "prompt") or meaning.region != "all"
         if self.layout is not None and (by_token or by_shape):
             axes = self._axes(ref, alignment, meaning)
@@ -641,6 +645,25 @@ class Batch:
         tail_BA = (slice(None), slice(self.width - ref.shape[1], None))
         reached = np.isin(marked, token_numbers(layout.sample_BS[tail_BA], layout.position_BS[tail_BA]))
         return starts if not reached.all() and (counts <= ref.shape[1]).all() else None
+
+    def _by_own_mask(self, ref: TensorRef) -> Placed | None:
+        """Rows of what an engine sampled, beside a mask of their own shape: what that marks speaks of what the response
+        mask marks, one after the other, whatever tools wrote between. Rows that mark another number say nothing.
+        """
+        mask = next((each for name in SAMPLED_MASKS if (each := self.held.named(name)) is not None), None)
+        if mask is None or mask.is_text or len(ref.shape) != 2 or mask.shape != ref.shape or self._is_as_wide(ref):
+            return None
+        if ref.shape[0] != self.count or self.response is None:
+            return None
+        marked_BA = pages.array(mask).astype(bool)
+        tokens, flags = self.response
+        sampled = tokens[flags]
+        counts_B = np.bincount(samples_of(sampled), minlength=self.count)
+        same_B = counts_B == marked_BA.sum(axis=1)
+        if not same_B.any():
+            return None
+        kept = same_B[samples_of(sampled)]
+        return Placed(sampled[kept], np.flatnonzero(marked_BA & same_B[:, None]), 2)
 
     def _slice(self, ref: TensorRef, starts: Ints) -> Placed:
         counts = np.minimum(self.lengths - starts, ref.shape[1])

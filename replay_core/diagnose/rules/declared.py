@@ -261,14 +261,14 @@ def _by_batch(case: Case, numbers: dict[int, set[int]], last: int) -> dict[int, 
     batch. Without the batch that the last step is of, which may be cut off.
     """
     first: dict[int, int] = {}
-    before: tuple[int, set[bytes]] | None = None
+    #: By step: what is recorded of one batch need not join (a mask that leaves tokens out), and any of it tells.
+    rows: dict[int, list[set[bytes]]] = {}
     for batch in case.batches():
-        if batch.step is None or batch.step in first or not batch.spine.has_tokens:
-            continue
-        rows = set(marked(batch.spine, []))
-        goes_on = before is not None and batch.step == before[0] + 1 and rows == before[1]
-        first[batch.step] = first[batch.step - 1] if goes_on else batch.step
-        before = batch.step, rows
+        if batch.step is not None and batch.spine.has_tokens:
+            rows.setdefault(batch.step, []).append(set(marked(batch.spine, [])))
+    for step in sorted(rows):
+        goes_on = any(now == before for now in rows[step] for before in rows.get(step - 1, ()))
+        first[step] = first[step - 1] if goes_on else step
     each: dict[int, set[int]] = {}
     for step, found in numbers.items():
         if step in first and first[step] != first.get(last):

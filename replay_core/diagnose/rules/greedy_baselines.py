@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from replay_core.diagnose.advantage_variants import greedy_rewards_B
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding, error, share, shown
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -19,7 +20,7 @@ def of_other_prompts(batch: StepBatch) -> Finding | None:
     """Recorded rewards of greedy responses, sample by sample: an error where samples of one prompt have several, in 2
     groups and more and in half of those of several samples, with what order they would be right in.
     """
-    baseline_B = batch.columns.per_sample("reward_baselines")
+    baseline_B = greedy_rewards_B(batch)
     group_B = batch.group_B if batch.group_is_named else batch.prompt_B
     skip_if(baseline_B is None or group_B is None, "needs reward_baselines, and groups or prompts")
     skip_if(batch.laid.algorithm.estimator not in ("", "remax"), "the run states a baseline of another kind")

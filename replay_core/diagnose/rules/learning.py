@@ -33,6 +33,7 @@ from replay_core.diagnose.leaps import leap_in, with_it
 from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
+from replay_core.diagnose.rules.weights import moved_weights
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
 
@@ -514,6 +515,25 @@ def never_moves(case: Case) -> Finding | None:
     grads, rates = case.log.get("grad_norm"), case.log.get("learning_rate")
     least = 0.0 if grads is None or rates is None else min((*grads.finite, *rates.finite), default=0.0)
     adapter = (case.algorithm.number("lora_rank", "lora_r", "peft_rank") or 0) > 0
+    # Checkpoints tell which of the two it is.
+    weights = None if warms else moved_weights(case)
+    moved = weights is not None and weights[0] > 0
+    if weights is not None and moved:
+        return warning(
+            f"the reference is the policy itself: they are equal in all {len(seen)} steps, and the weights move"
+            + (": the reference is computed with the adapter (LoRA) on" if adapter else ""),
+            where,
+            shown("max |policy - ref|", largest, f"> {SAME:g} after an update"),
+            shown(f"largest change of a weight between the checkpoints of steps {weights[1]} and {weights[2]}",
+                  weights[0]),
+            link="ref",
+            cause="the adapter is not switched off for the reference's forward (disable_adapter()): the KL holds "
+            "nothing"
+            if adapter
+            else "one object, or weights that are shared or updated with it (no copy is made): the KL holds nothing",
+            next_step="compute the reference under disable_adapter(), or keep a copy of the first weights",
+            steps=seen,
+        )  # fmt: skip
     return finding(
         "info" if warms else "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps"

@@ -286,6 +286,48 @@ _MODES |= {
     "token_mean": _MODES["token-mean"], "sequence_mean": _MODES["seq-mean-token-mean"],
     "sequence_sum": _MODES["seq-mean-token-sum"], "token_sum": ("token-sum",),
 }  # fmt: skip
+#: How other frameworks say it: whole words, as `loss_agg_mode` may have them, and TRL's names of losses (ms-swift's and
+#: Unsloth's), each of which has a denominator of its own.
+_MODES |= dict.fromkeys(("token", "token_level", "per_token", "token_avg", "batch_token_mean"), _MODES["token-mean"])
+_MODES |= dict.fromkeys(
+    (
+        "sequence",
+        "seq_mean",
+        "sample_mean",
+        "sequence_level",
+        "seq_mean_token_mean",
+        "sequence_mean_token_mean",
+        "sample",
+    ),
+    _MODES["seq-mean-token-mean"],
+)
+_MODES |= {"seq_mean_token_sum": _MODES["seq-mean-token-sum"]}
+_UPDATE_TOKENS = ("token-sum over ",)
+_OF_TRL = {
+    "grpo": _MODES["seq-mean-token-mean"], "sapo": _MODES["seq-mean-token-mean"],
+    "bnpo": ("token-mean over the micro-batch",), "dapo": _UPDATE_TOKENS, "cispo": _UPDATE_TOKENS,
+    "vespo": _UPDATE_TOKENS,
+}  # fmt: skip
+#: Switches: on, the loss is a mean over tokens; off, over samples (OpenRLHF, NeMo-RL; slime, miles, Megatron).
+_SWITCHES = ("token_level_loss", "use_token_level_loss", "calculate_per_token_loss")
+
+
+def _stated_mode(batch: StepBatch) -> tuple[str, tuple[str, ...] | None]:
+    """What a run states of its loss's reduction, in its own words, and how the reductions begin that this may mean:
+    None where it states nothing that is known.
+    """
+    algorithm = batch.laid.algorithm
+    stated = aggregation(algorithm) or str(of_loss(batch.laid.flags, "reduction") or "")
+    if stated:
+        return stated, _MODES.get(stated) or _MODES.get(stated.replace("-", "_"))
+    for name in _SWITCHES:
+        if (is_on := algorithm.is_on(name)) is not None:
+            return f"{name} = {is_on}", _MODES["token-mean" if is_on else "seq-mean-token-mean"]
+    # A loss's name says so in TRL alone, whose groups have a word of their own.
+    word = algorithm.word("loss_type")
+    return (f"loss_type {word}", _OF_TRL.get(word)) if algorithm.value("num_generations") is not None else ("", None)
+
+
 #: By how much the stated reduction has to miss a logged loss, and what share of weights has to be off 1, and how far.
 MISSES, WEIGHED, OFF_ONE = 1e-4, 0.05, 0.05
 #: Micro-batches that agree by no chance.
@@ -296,10 +338,10 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
     """A loss that is made in a way, and the run states another: its aggregation, or its importance weights."""
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
-    stated = aggregation(batch.laid.algorithm) or str(of_loss(batch.laid.flags, "reduction"))
+    stated, meant_modes = _stated_mode(batch)
     names = [name for name in first.made if all(name in one.made for one in parts)]
     # GSPO's loss is a mean of sequences' means, whatever is configured for others (verl).
-    mode = None if batch.laid.algorithm.averages_sequences else _MODES.get(stated)
+    mode = None if batch.laid.algorithm.averages_sequences else meant_modes
     if mode is _MODES["token-mean"] and divides_by_update(batch.laid.algorithm):
         mode, stated = mode[1:], f"{stated} over the tokens of the mini-batch"
     # A loss that may hold more terms and agrees in several micro-batches holds none.
@@ -335,7 +377,7 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
     if exact and agreed and (uneven := _own_tokens(batch, parts, agreed)) is not None:
         return uneven
     # TRL has no word for it but the loss's own.
-    stated = batch.laid.algorithm.word("loss_type") if stated in ("", "None") else stated
+    stated = batch.laid.algorithm.word("loss_type") if not stated or stated.startswith("loss_type ") else stated
     if exact and agreed and (constant := _stated_constant(batch, stated)) is not None:
         per_M = [one.total / max(len(one.values_BT), 1) / constant for one in parts]
         shared = [1.0, *(1 / one.micros for one in parts[:1] if one.micros > 1)]
@@ -408,7 +450,8 @@ UNLIKE = 1.05
 
 def _own_tokens(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str]) -> Finding | None:
     """A stated mean over tokens that is the mean of the micro-batches' own means, where those hold unlike many. Only
-    DAPO says that one over the whole batch is meant: many trainers make the word so. What states a divisor beside its
+    DAPO says that one over the whole batch is meant, and what keeps the number of the update's tokens beside its loss:
+    many trainers make the word so. What states a divisor beside its
     reduction (the recorder's settings), or a local denominator, means it so.
     """
     algorithm, update = batch.laid.algorithm, "token-sum over the tokens of the update"
@@ -423,7 +466,7 @@ def _own_tokens(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str]) ->
         not is_own
         or update in agreed
         or _MODES.get(aggregation(algorithm)) is not _MODES["token-mean"]
-        or not is_dapo(algorithm)
+        or not (is_dapo(algorithm) or min(counted, default=0) > max(part.tokens for part in parts))
         or algorithm.averages_sequences
         or of_loss(batch.laid.flags, "divisor") is not None
         or divides_by_micro_batch(algorithm)
@@ -1039,7 +1082,9 @@ def _uneven_steps(case: Case) -> Finding | None:
             continue
         own = next(iter(parts[0].made))
         is_own = {own, f"{own}{_SHARED} ({parts[0].micros})"} & {*_agreeing(parts)}
-        if is_own and (uneven := _uneven(parts)) is not None:
+        # TRL's name of a loss whose denominator is the micro-batch's own.
+        is_meant = _stated_mode(batch)[1] == _OF_TRL["bnpo"]
+        if is_own and not is_meant and (uneven := _uneven(parts)) is not None:
             found.append((batch.step, uneven))
     if not found or 2 * len(found) < looked:
         return None

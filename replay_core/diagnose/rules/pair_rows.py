@@ -13,7 +13,7 @@ from replay_core import pages
 from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, share, shown
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, listed, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.errors import RldbgError
@@ -24,8 +24,20 @@ from replay_core.regexes import regex
 PAIRS, LOSSES, CLOSE, EXACT = 4, 3, 1e-3, 2e-5
 #: How many times nearer to its reference a policy is when rows are put right, and nats that it is off at least before.
 NEARER, OFF = 5.0, 0.5
+#: How near a number of the policy is to the reference's before any update: of one kernel, and in bf16. And how many
+#: pairs, and which share of them, have to be another's.
+SAME, FEWEST_MOVED, MOVED = (2e-4, 2e-2), 3, 0.25
+#: Pairs, nats and the correlation below which policy and reference have nothing to do with each other.
+UNRELATED, APART, GOES_WITH = 32, 0.3, 0.3
+#: What a pair's number in the data is called.
+_NUMBERS = ("index", "indices", "idx", "pair_id", "pair_ids", "sample_id", "sample_ids", "id", "ids")
 _SIDE = r"(?:^|[._/ ])(?P<of>policy|ref|reference)?_?(?P<side>chosen|rejected)_?"
 _LOGPS = regex(_SIDE + r"(?:logps|log_?probs?|logprobs)$", re.IGNORECASE)
+_SIDES_OF = regex(r"chosen|rejected|(?:^|[._/ ])(?:kl|old|rollout)", re.IGNORECASE)
+_WHOLE = regex(
+    r"(?:^|[./])(?:policy_)?(?P<of>ref_|reference_)?(?:completion_|sequence_|seq_|target_|answer_)?"
+    r"(?:logps|log_?probs?|logprobs)(?:_sum)?$", re.IGNORECASE,
+)  # fmt: skip
 REWARDS = regex(r"(?:^|[._/ ])(?:rewards?[_/])?(?P<side>chosen|rejected)(?:_rewards?)?$", re.IGNORECASE)
 _REF_FIRST = regex(r"(?:^|[._/ ])(?P<of>ref|reference)_(?P<side>chosen|rejected)", re.IGNORECASE)
 
@@ -152,6 +164,25 @@ def pairs_of(record: Record) -> Pairs | None:
     return Pairs(record, names, logps, rewards, loss, tokens)
 
 
+def _rows_of(record: Record) -> Pairs | None:
+    """Answers of no pairs (KTO): one number each of policy and reference."""
+    try:
+        refs = [ref for ref in record.tensors() if not ref.is_text and ref.is_readable and len(ref.shape) == 1]
+    except RldbgError:
+        return None
+    names: dict[tuple[str, str], str] = {}
+    logps: dict[tuple[str, str], Array] = {}
+    for ref in refs:
+        said = _WHOLE.search(ref.name) if ref.numel > 1 and not _SIDES_OF.search(ref.name) else None
+        if said is not None:
+            of = "ref" if said["of"] else "policy"
+            names[of, "row"] = ref.name
+            logps[of, "row"] = np.asarray(pages.array(ref), dtype=np.float64)
+    if len(logps) < 2 or logps["policy", "row"].size != logps["ref", "row"].size:
+        return None
+    return Pairs(record, names, logps, {}, None, {})
+
+
 @rule("D154", "the loss of pairs is made of other numbers than is stated", link="loss", scope="case", lasts=True,
       explains=("D72", "L08"),
       source="DPO (arXiv 2305.18290): -log sigmoid(beta ((pc - rc) - (pr - rr))); trl#6879, "
@@ -162,7 +193,10 @@ def made_otherwise(case: Case) -> Finding | None:
 
     References of other rows: the policy is over half a nat from its reference in the median, and a fifth of that and
     less from the one of the next row, the row before, the turned batch or the other side, in all records, 4 pairs and
-    more: an error.
+    more: an error. So it is where, before the first update, the policy's two numbers of a pair are those that the
+    reference has of another pair of the whole dump (3 pairs and a quarter of them and more, and fewer of its own); and
+    a warning where policy and reference lie over .3 nats from each other in the median, and do not go with each other
+    over 32 pairs and more (their correlation is below .3), as those of one pair do.
 
     Rewards that are those of the other side, beta (log policy - log reference) of the rejected under the chosen one's
     name: an error.
@@ -172,11 +206,18 @@ def made_otherwise(case: Case) -> Finding | None:
     the reference left out, another label smoothing, a beta of 1 or its inverse, or log-probabilities divided by their
     tokens (which some state: then nothing is said): an error.
     """
+    own_model = case.begins and case.algorithm.value("ref_model", "reference_model") is None
     every = [pairs for record in case.records() if (pairs := pairs_of(record)) is not None]
-    skip_if(not every, "needs log-probabilities of chosen and rejected answers, of policy and reference")
+    if not every:
+        rows = [one for record in case.records() if (one := _rows_of(record)) is not None]
+        skip_if(not rows, "needs log-probabilities of chosen and rejected answers, of policy and reference")
+        return (_of_other_pairs(rows) if own_model else None) or _unrelated(rows)
     if sum(one.logps["policy", "chosen"].size for one in every) < PAIRS:
         return None
-    for told in (_of_other_rows(every), _rewards_swapped(every, case.algorithm), _other_loss(every, case.algorithm)):
+    for told in (
+        _of_other_rows(every), _of_other_pairs(every) if own_model else None, _unrelated(every),
+        _rewards_swapped(every, case.algorithm), _other_loss(every, case.algorithm),
+    ):  # fmt: skip
         if told is not None:
             return told
     return None
@@ -214,6 +255,106 @@ def _of_other_rows(every: list[Pairs]) -> Finding | None:
                     steps=steps_of_pairs(every),
                 )
     return None
+
+
+_SIDES = ("chosen", "rejected", "row")
+_SHUFFLED = (
+    "reference log-probabilities are computed in another order (a shuffled or sorted loader, a cache from before the "
+    "shuffle, a gather over ranks) than that of the pairs they are attached to: margins are differences of two answers "
+    "that have nothing to do with each other"
+)
+
+
+def _both(one: Pairs, of: str) -> Array:
+    """The two numbers of each pair [B, 2], or the one of a row of no pair."""
+    return np.stack([one.logps[of, side] for side in _SIDES if (of, side) in one.logps], axis=1)
+
+
+def _at(one: Pairs) -> Where:
+    return one.where(*next(key for key in one.names if key[0] == "ref"))
+
+
+def _of_other_pairs(every: list[Pairs]) -> Finding | None:
+    """Pairs whose reference is the policy before the first update, and that of another pair."""
+    least = min((one.record.key.step for one in every if one.record.key.step is not None), default=None)
+    first = [one for one in every if one.record.key.step == least and not one.record.key.epoch]
+    # An update of its own lies between two mini-batches of one step.
+    first = [one for one in first if not one.record.key.minibatch]
+    refs_R2 = np.concatenate([_both(one, "ref") for one in every])
+    policy_B2, own_B2 = (np.concatenate([_both(one, of) for one in first]) for of in ("policy", "ref"))
+    if not np.isfinite(refs_R2).all() or not np.isfinite(policy_B2).all() or len(policy_B2) < PAIRS:
+        return None
+    # Where two numbers have to agree, chance has no part in it.
+    for close in SAME if policy_B2.shape[1] > 1 else SAME[:1]:
+        own_B = (np.abs(policy_B2 - own_B2) <= close).all(axis=1)
+        near_B = np.array([int(np.abs(refs_R2 - row).max(axis=1).argmin()) for row in policy_B2])
+        others_B = ~own_B & (np.abs(refs_R2[near_B] - policy_B2) <= close).all(axis=1)
+        moved = int(others_B.sum())
+        if moved < max(FEWEST_MOVED, MOVED * len(policy_B2)) or moved <= int(own_B.sum()):
+            continue
+        row = int(np.flatnonzero(others_B)[0])
+        names = _numbers_of(first), _numbers_of(every)
+        whose = f"{names[1][near_B[row]]}" if names[1] and names[0] else f"row {near_B[row]} of all"
+        mine = f"pair {names[0][row]}" if names[0] and names[1] else f"row {row}"
+        return error(
+            f"the reference's log-probabilities belong to other pairs: before the first update {moved} of "
+            f"{len(policy_B2)} pairs have in the policy what the reference has of another pair, and {int(own_B.sum())} "
+            "what it has of them",
+            _at(first[0]),
+            shown(f"policy of {mine}", listed(f"{value:.4f}" for value in policy_B2[row])),
+            shown("its reference", listed(f"{value:.4f}" for value in own_B2[row]), "the same"),
+            shown(f"the reference of {whose}", listed(f"{value:.4f}" for value in refs_R2[near_B[row]])),
+            shown("pairs of the first step with another's", share(moved, len(policy_B2)), "0"),
+            link="ref", cause=_SHUFFLED, steps=_steps(every),
+            next_step="attach reference log-probabilities by the pairs' index, or compute them without shuffling",
+        )  # fmt: skip
+    return None
+
+
+def _numbers_of(every: list[Pairs]) -> list[int]:
+    """The numbers of all pairs in the data, where every record has them; else nothing."""
+    found: list[int] = []
+    for one in every:
+        size = next(iter(one.logps.values())).size
+        refs = [
+            ref for ref in one.record.tensors() if ref.name in _NUMBERS and ref.shape == (size,) and not ref.is_text
+        ]
+        if not refs:
+            return []
+        found += np.asarray(pages.array(refs[0])).astype(int).tolist()
+    return found
+
+
+def _unrelated(every: list[Pairs]) -> Finding | None:
+    """Policy and reference of pairs that do not go with each other, as a model and its copy always do."""
+    policy_B2, ref_B2 = (np.concatenate([_both(one, of) for one in every]) for of in ("policy", "ref"))
+    finite_B = np.isfinite(policy_B2).all(axis=1) & np.isfinite(ref_B2).all(axis=1)
+    policy_B2, ref_B2 = policy_B2[finite_B], ref_B2[finite_B]
+    if len(policy_B2) < UNRELATED:
+        return None
+    apart = np.median(np.abs(policy_B2 - ref_B2), axis=0)
+    spreads = policy_B2.std(axis=0), ref_B2.std(axis=0)
+    if apart.min() < APART or min(map(float, (*spreads[0], *spreads[1]))) < APART:
+        return None
+    # A reference that is constant, or another model altogether, has another level or spread.
+    if (np.maximum(spreads[0] / spreads[1], spreads[1] / spreads[0]) > 2).any():
+        return None
+    with_ref = [float(np.corrcoef(policy_B2[:, at], ref_B2[:, at])[0, 1]) for at in range(policy_B2.shape[1])]
+    if max(with_ref) >= GOES_WITH:
+        return None
+    return finding(
+        "warning",
+        "the reference's log-probabilities do not go with the pairs they stand beside: over "
+        f"{len(policy_B2)} pairs policy and reference are not correlated "
+        f"({listed(f'{each:.2f}' for each in with_ref)})",
+        _at(every[0]),
+        *(shown(f"correlation of policy and reference{of}", each, f">= {GOES_WITH:g}")
+          for of, each in zip((", chosen", ", rejected") if len(with_ref) > 1 else ("",), with_ref, strict=True)),
+        shown("median |policy - reference|", float(apart[0])),
+        shown("pairs", len(policy_B2)),
+        link="ref", cause=_SHUFFLED, steps=_steps(every),
+        next_step="attach reference log-probabilities by the pairs' index, or compute them without shuffling",
+    )  # fmt: skip
 
 
 def _rewards_swapped(every: list[Pairs], algorithm: Algorithm) -> Finding | None:

@@ -27,6 +27,7 @@ from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
+from replay_core.records import RecordKey
 from replay_core.regexes import regex
 
 #: Steps with the same prompts before it is no chance, and no data set of one batch.
@@ -640,7 +641,7 @@ def _filled_up(batch: StepBatch, group_B: Array, said: Column) -> Finding | None
     )
 
 
-@rule("D65", "ranks hold the same samples", link="tokens", scope="case",
+@rule("D65", "ranks hold the same samples", link="tokens", scope="case", explains=("D75",),
       source="a sampler whose seed does not know the rank")  # fmt: skip
 def ranks_alike(case: Case) -> Finding | None:
     """The tokens of all samples of two ranks the same in every one of 3 steps and more: a warning where they go by
@@ -658,7 +659,7 @@ def ranks_alike(case: Case) -> Finding | None:
     ranks: list[int] = []
     unsure = False
     for batch in case.batches():
-        keys = batch.laid.keys_of("input_ids")
+        keys = _owners(batch)
         if batch.step is None or batch.tokens_N is None or any(key is None or key.rank is None for key in keys):
             continue
         by_rank: dict[int, list[tuple[bytes, str]]] = {}
@@ -686,17 +687,23 @@ def ranks_alike(case: Case) -> Finding | None:
         raise Skip(f"needs the samples of two ranks in {SAME} steps")
     return finding(
         "info" if unsure else "warning",
-        f"ranks {listed(ranks)} train on the same samples, in all {len(alike)} steps"
+        f"ranks {listed(ranks)} hold the same samples: they train on identical batches in all {len(alike)} steps"
         + (
             ", as ranks of one tensor-parallel group do; of data-parallel ranks it is a sampler that is not sharded"
             if unsure
-            else f": the batch holds each of them {len(ranks)} times"
+            else f", each of which stands in the whole batch {len(ranks)} times"
         ),
         first.laid.where("input_ids", sample=0),
         shown("steps in which their tokens are the same", share(len(alike), len(alike)), "none"),
         cause="the sampler's seed does not know the rank: data-parallel ranks draw the same prompts with the same seed",
         steps=alike,
     )
+
+
+def _owners(batch: StepBatch) -> list[RecordKey | None]:
+    """The key of the record that each sample is of: of its own, as twins on two ranks tell nothing apart elsewhere."""
+    own = [batch.spine.parts[part].held.record.key for part, _ in batch.spine.index]
+    return [*own] if all(key.rank is not None for key in own) else batch.laid.keys_of("input_ids")
 
 
 def _asked_alike(case: Case) -> Finding | None:
@@ -719,7 +726,7 @@ def _asked_alike(case: Case) -> Finding | None:
         sets.append(frozenset(groups))
         steps.append(batch.step)
         sizes.update(np.bincount(batch.group_B).tolist())
-        keys = batch.laid.keys_of("input_ids")
+        keys = _owners(batch)
         owners: dict[bytes, set[tuple[int, int | None]]] = {}
         for prompt, group, key in zip(prompts, batch.group_B.tolist(), keys, strict=True):
             owners.setdefault(prompt, set()).add((group, None if key is None else key.rank))
@@ -747,6 +754,8 @@ def _asked_alike(case: Case) -> Finding | None:
             next_step="print prompt and group id of the first rows side by side",
             steps=sorted(set(steps)),
         )  # fmt: skip
+    if copied and is_of_ranks:
+        return None  # ranks that hold one batch: `ranks_alike` says so of all they have
     told = [shown("groups of each prompt", times, "1"), shown("different prompts of the first step", len(sets[0]))]
     if copied:
         return warning(

@@ -92,7 +92,7 @@ def _of_other_rows(batch: StepBatch) -> Finding | None:
             continue
         # In the update's order, which is not the batch's where it was shuffled.
         order = np.argsort(np.array(places), kind="stable")
-        for name in ("advantages", "response_mask", "loss_mask"):
+        for name in ("advantages", "response_mask", "loss_mask", "old_logprobs", "ref_logprobs", "rollout_logprobs"):
             whole = next((one for one, at in batch.columns.sheets if one is not sheet and one.refs(name)
                           and at == list(range(len(batch)))), None)  # fmt: skip
             due, had = (None if each is None else _row_figures(each, name) for each in (whole, sheet))
@@ -105,7 +105,40 @@ def _of_other_rows(batch: StepBatch) -> Finding | None:
             for by in sorted(range(-(len(due) // 2), len(due) // 2 + 1), key=abs):
                 if by and np.allclose(had[off], due[(off + by) % len(due)], atol=1e-6):
                     return _of_rows(batch, name, by, off, parts[0].held.record.path.name)
+            if (
+                "mask" not in name
+                and (found := _in_another_order(batch, sheet, name, due, had, off, order)) is not None
+            ):
+                return found
     return None
+
+
+def _in_another_order(
+    batch: StepBatch, sheet: Sheet, name: str, due: Array, had: Array, off: Array, order: Array
+) -> Finding | None:
+    """Rows of the update that are the batch's in another order, each of them another's."""
+    if not np.allclose(np.sort(had[off]), np.sort(due[off]), atol=1e-5):
+        return None
+    micro = np.array([sheet.index[place][0] for place in range(len(sheet))])[
+        np.array(next(places for one, places in batch.columns.sheets if one is sheet))[order]
+    ]
+    own = all(
+        np.allclose(np.sort(had[off][micro[off] == one]), np.sort(due[off][micro[off] == one]), atol=1e-5)
+        for one in np.unique(micro[off])
+    )
+    words = {"advantages": "advantages", "old_logprobs": "old log-probabilities",
+             "ref_logprobs": "reference log-probabilities",
+             "rollout_logprobs": "rollout log-probabilities"}  # fmt: skip
+    return error(
+        f"{words[name]} of the update belong to other samples: {share(off.size, len(batch))} rows have those of "
+        "another " + ("row of their micro-batch" if own else "row of the batch"),
+        batch.laid.where(name, sample=0),
+        shown("rows that differ between batch and update", int(off.size), "0",
+              sheet.parts[0].held.record.path.name),
+        shown("of them those that are another row's of the batch", int(off.size)),
+        cause="rows were put in another order (sorted by length, shuffled, dealt out to micro-batches) and this tensor "
+        "was not put in it with them, or was twice: each row is trained with what belongs to another",
+    )  # fmt: skip
 
 
 def _row_figures(sheet: Sheet, name: str) -> Array | None:
@@ -117,7 +150,9 @@ def _row_figures(sheet: Sheet, name: str) -> Array | None:
         if ref.rows is not None or not ref.shape or ref.shape[0] != len(part) or not ref.numel:
             return None
         rows_BX = np.nan_to_num(pages.array(ref).astype(np.float64)).reshape(len(part), -1)
-        if "mask" in name:
+        if "logprobs" in name:
+            found.append(rows_BX.sum(1))
+        elif "mask" in name:
             found.append((rows_BX != 0).sum(1).astype(np.float64))
         else:
             found.append(rows_BX[np.arange(len(part)), np.abs(rows_BX).argmax(1)])

@@ -21,6 +21,7 @@ from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap, is_of_padding
+from replay_core.diagnose.kinship import of_rows, whose
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import Point, RunLog, Series
@@ -34,6 +35,8 @@ MOVED = 1e-4
 OTHER_PROMPT, OTHER_MODEL = 0.5, 1.0
 #: What no kernel comes to where engine and trainer agree five times as well.
 OTHER_WEIGHTS = 0.1
+#: The share of samples that have another's reference, where both models are one: chance gives hardly any.
+OF_OTHERS = 0.3
 K3_FLOOR = -1e-6
 #: Steps of a k1 mean before its sign means anything, and the share of them that must be negative.
 K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
@@ -46,7 +49,8 @@ def reference_moved(case: Case) -> Finding | None:
     warning, more than 1 an error: another template, or another model (a warning where a weight version says that the
     run goes on). Of step 1, where step 0 is not in the dump, the last two alone. Skipped where neither is. From .1 on,
     where engine and trainer agree, it is a warning where a weight version of 0, or a learning rate that is warmed up,
-    says that the run begins here; a later version says that it goes on: info up to 1.
+    says that the run begins here; a later version says that it goes on: info up to 1. An error where the reference of
+    a third of the samples is the policy of other ones.
     """
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
@@ -66,6 +70,18 @@ def reference_moved(case: Case) -> Finding | None:
             raise Skip("the reference is a teacher: advantages are made of its log-probabilities")
         at = int(np.flatnonzero(both_N)[apart.argmax()])
         place = batch.laid.where("ref_logprobs", at=at)
+        if batch.step == 0 and (found_B := whose(batch, ref, trainer, OF_OTHERS)) is not None:
+            what, cause = of_rows(found_B)
+            first = int((found_B >= 0).argmax())
+            return error(
+                f"reference log-probabilities are {what}",
+                batch.laid.where("ref_logprobs", sample=first),
+                shown("samples whose reference is the policy of another", int((found_B >= 0).sum()), "0", ref.source),
+                shown(f"sample {first} has those of", int(found_B[first]), str(first), trainer.source),
+                shown("mean |policy - ref| at step 0", mean, "<= 1e-4"),
+                cause=cause,
+                steps=(batch.step,),
+            )
         if as_engine.is_tempered:
             return finding(
                 "error" if mean > OTHER_MODEL else "warning",

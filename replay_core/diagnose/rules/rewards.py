@@ -13,7 +13,7 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.advantage_variants import are_raw
-from replay_core.diagnose.algorithm import OF_GROUPS, filters_groups, severity_of_raw, why_raw
+from replay_core.diagnose.algorithm import GROUP_SIZE, OF_GROUPS, filters_groups, severity_of_raw, why_raw
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
@@ -826,7 +826,9 @@ def groups_of_one(batch: StepBatch) -> Finding | None:
     prompt_B, raw = batch.prompt_B, are_raw(batch)
     # A prompt may be drawn twice by chance; an id that is drawn per sample leaves most of them repeated.
     repeat = prompt_B is not None and 2 * int((np.bincount(prompt_B) > 1).sum()) > int(prompt_B.max()) + 1
-    every = lone == sizes_G.size
+    # Of one response each, two groups of one prompt are one by chance, where ids are the prompts'.
+    of_one = batch.laid.algorithm.number(*GROUP_SIZE) == 1
+    every = lone == sizes_G.size or (of_one and 2 * lone > sizes_G.size)
     evidence = [shown("groups of one", lone, "0", f"group ids of {batch.name}"), shown("groups", sizes_G.size)]
     if prompt_B is not None:
         evidence.append(shown("different prompts", int(prompt_B.max()) + 1))

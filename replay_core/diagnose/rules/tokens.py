@@ -26,6 +26,7 @@ from replay_core.diagnose.rules.learning import harder_prompts, learns_between
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.short_limits import short_limit
 from replay_core.diagnose.signals import Point, RunLog, Series
+from replay_core.samples.batch import SAMPLED_MASKS
 
 #: Share of cut-off responses worth saying (miles advisory), and from which hardly any ends.
 MANY, MOST = 0.25, 0.97
@@ -424,7 +425,8 @@ PARTED = 0.05
 _SAMPLED = (
     "rollout_input_ids", "rollout_token_ids", "sampled_input_ids",
     "sampled_token_ids", "sampled_tokens", "sampled_ids", "engine_token_ids", "engine_input_ids", "vllm_token_ids",
-    "raw_token_ids",
+    "raw_token_ids", "output_ids", "output_token_ids", "output_tokens", "generated_ids", "generated_token_ids",
+    "generation_ids", "rollout_output_ids", "rollout_response_ids", "rollout_ids", "sampled_response_ids",
 )  # fmt: skip
 
 
@@ -481,6 +483,10 @@ def _sampled_rows(batch: StepBatch) -> tuple[str, list[Array]] | None:
             sizes_B = batch.columns.per_sample("sampled_lengths", "sampled_length", "completion_lengths")
             if sizes_B is not None:
                 return name, [row[: int(size)] for row, size in zip(rows, sizes_B, strict=True)]
+            masks = next((found for each in SAMPLED_MASKS if (found := sheet.refs(each))), None)
+            if masks and [mask.shape for mask in masks] == [ref.shape for ref in refs]:
+                marks = [pages.array(mask).astype(bool) for mask in masks]
+                return name, [np.asarray(grids[part][row][marks[part][row]]) for part, row in at]
             pad = 0 if batch.pad_id is None else batch.pad_id
             return name, [row[: int(np.flatnonzero(row != pad).max(initial=-1)) + 1] for row in rows]
     return None
@@ -515,6 +521,13 @@ def _sampled_rows_beside(batch: StepBatch) -> list[Finding] | None:
         # What is cut off amid a tool's output ends in what no engine sampled.
         ends = [np.flatnonzero(trained_N[span][response_N[span]]).max(initial=-1) + 1 for span in batch.flat.spans]
         own = [row[:end] if end else row for row, end in zip(own, ends, strict=True)]
+    mask = batch.columns.of("response_mask")
+    if mask is not None:
+        # Rows of what was sampled alone, beside answers that tools wrote into.
+        marked_N = mask.said_N & (mask.values_N != 0)
+        bare = [tokens_N[span][marked_N[span]] for span in batch.flat.spans]
+        if sum(map(np.array_equal, bare, rows)) > sum(map(np.array_equal, own, rows)):
+            own = bare
     apart = [np.flatnonzero(a[: len(b)] != b[: len(a)]) for a, b in zip(own, rows, strict=True)]
     # What is the other without some tokens is the same: behind a prompt, without a forced beginning or tool output.
     off = [row for row, each in enumerate(apart) if each.size and not _is_part(own[row], rows[row])]

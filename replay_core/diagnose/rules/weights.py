@@ -142,6 +142,24 @@ def weights_by_step(case: Case) -> dict[int, NDArray[np.float32]]:
     return found if len({row.size for row in found.values()}) == 1 else {}
 
 
+def moved_weights(case: Case) -> tuple[float, int, int] | None:
+    """The largest change of a weight between the first and the last checkpoint beside the records, and their steps;
+    None where there are not two, or they are large.
+    """
+    places = checkpoints_of(case)
+    ends = [step for step, place in places.items() if _weight_files(place)]
+    if len(ends) < 2:
+        return None
+    first, last = ends[0], ends[-1]
+    files = [file for step in (first, last) for file in _weight_files(places[step])]
+    if sum(file.stat().st_size for file in files) > MOST:
+        return None
+    rows = weights_by_step(case)
+    if first not in rows or last not in rows or not rows[first].size:
+        return None
+    return float(np.abs(rows[last] - rows[first]).max()), first, last
+
+
 def _same_checkpoints(case: Case) -> Finding | None:
     """Checkpoints beside the records (`Recorder.checkpoint`), first step beside last, that hold the same bytes."""
     places = checkpoints_of(case)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
 from replay_core.recorder import Recorder
-from tests.replay_core.diagnose.batches import look
+from tests.replay_core.diagnose.batches import look, of
 from tests.replay_core.diagnose.runs import EOS
 
 DPO = {"beta": 0.1, "loss_type": "sigmoid", "trainer": "DPOTrainer"}
@@ -115,3 +116,37 @@ def test_pairs_of_another_kind(how: str, tmp_path: Path) -> None:
 )
 def test_what_is_stated_is_meant(how: str, flags: dict[str, Any], tmp_path: Path) -> None:
     assert not [one for one in _claims(_run(tmp_path, how, **flags)) if one.startswith("D154")]
+
+
+def _precomputed(
+    folder: Path, how: str, *, sides: tuple[str, ...] = ("chosen", "rejected"), index: bool = True
+) -> None:
+    """Ten steps of eight pairs of 96; their reference is the policy before the first, computed before training."""
+    draw = np.random.default_rng(4)
+    own = {side: draw.normal(-6, 2, 96) for side in sides}
+    drift = {side: draw.normal(0, 0.05, 96) for side in sides}
+    order = {"shuffled": draw.permutation(96), "near": np.arange(96)}.get(how, np.arange(96))
+    with Recorder(folder, flags={"beta": 0.1, "loss_type": "sigmoid"}) as recorder:
+        for step in range(10):
+            at = draw.permutation(96)[:8] if step % 12 else np.arange(8)
+            fields: dict[str, Any] = {"index": at} if index else {}
+            for side in sides:
+                name = f"{side}_logps" if side else "logps"
+                fields[f"policy_{name}"] = (own[side] + step * drift[side])[at].astype(np.float32)
+                ref = own[side] + 0.5 * draw.normal(0, 1, 96) if how == "near" else own[side][order]
+                fields[f"reference_{name}"] = ref[at].astype(np.float32)
+            with recorder.step(step) as record:
+                record("forward_data", fields, micro=0)
+
+
+@pytest.mark.parametrize("sides", [("chosen", "rejected"), ("",)])
+@pytest.mark.parametrize(("how", "says"), [("shuffled", True), ("right", False), ("near", False)])
+def test_references_of_other_pairs_of_the_whole_data(
+    how: str, says: bool, sides: tuple[str, ...], tmp_path: Path
+) -> None:
+    _precomputed(tmp_path / "d", how, sides=sides)
+    found = of(look(tmp_path / "d", "D154"), "D154")
+    assert (found is not None) == says
+    if found is not None:
+        assert "reference" in found.claim
+        assert "pairs" in found.claim

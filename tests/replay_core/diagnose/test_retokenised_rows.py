@@ -120,3 +120,39 @@ def test_tool_output_in_the_loss_is_no_other_token(tmp_path: Path) -> None:
     found = of(said, "D41")
     assert found is not None
     assert found.downstream_of is None
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_the_engine_recorded_apart_is_held_against_what_is_trained_on(again: bool, tmp_path: Path) -> None:
+    """Two turns around a tool: the rollout's record holds the sampled tokens alone, and their log-probabilities."""
+    draw = np.random.default_rng(3)
+    with Recorder(tmp_path / "d") as recorder:
+        for step in range(3):
+            ids, masks, sampled, logs, old = (list[list[Any]]() for _ in range(5))
+            for _ in range(20):
+                first, second = ([int(one) for one in draw.integers(20, 26, int(draw.integers(3, 7)))] for _ in "ab")
+                answer = [*first, *TOOL, *second, END]
+                mask = [1] * len(first) + [0] * len(TOOL) + [1] * (len(second) + 1)
+                sampled.append([*first, *second, END])
+                logs.append([float(-draw.gamma(2.0)) for _ in sampled[-1]])
+                theirs, kept = _encoded_again(answer, mask) if again else (answer, mask)
+                ids.append([*PROMPT, *theirs])
+                masks.append([*[0] * len(PROMPT), *kept])
+                said = iter(logs[-1])
+                same = theirs == answer
+                old.append([*[0.0] * len(PROMPT), *((next(said) if same else -2.0) if each else 0.0 for each in kept)])
+            width = max(map(len, ids))
+            ids_BS, wide = _padded(ids, width), max(map(len, sampled))
+            with recorder.step(step) as record:
+                record("rollout", output_ids=_padded(sampled, wide), rewards=draw.random(20).astype(np.float32),
+                       output_mask=(_padded(sampled, wide) != PAD).astype(int),
+                       output_token_logprobs=_padded(logs, wide).astype(np.float32))  # fmt: skip
+                record("trajectory", {
+                    "input_ids": ids_BS, "attention_mask": (ids_BS != PAD).astype(int),
+                    "response_mask": _padded(masks, width),
+                    "old_log_probs": _padded(old, width).astype(np.float32)})  # fmt: skip
+    told = look(tmp_path / "d")
+    found = of(told, "D27")
+    assert (found is not None) == again
+    assert of(told, "D41") is None
+    assert again or ("D09" in told.checked and of(told, "D09") is None)
