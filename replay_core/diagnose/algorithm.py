@@ -503,7 +503,8 @@ def _inside(facts: Mapping[str, Any], table: str, name: str, before: tuple[str, 
 
 
 def _last(key: Any) -> str:
-    return str(key).lower().rpartition(".")[2]
+    """`clip_ratio` of `actor.clip_ratio`, `actor/clip_ratio` and `--actor.clip-ratio`."""
+    return str(key).lower().replace("/", ".").rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
 def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
@@ -603,9 +604,13 @@ def divides_by_micro_batch(algorithm: Algorithm) -> bool:
 
 def learning_rate(algorithm: Algorithm) -> float | None:
     """The policy's learning rate, not one that is stated under the critic."""
-    return Algorithm(_beside(algorithm._facts, "critic", _DEEPEST)).number("lr", "learning_rate", "actor_lr")
+    own = Algorithm(_beside(algorithm._facts, "critic", _DEEPEST))
+    return own.number("lr", "learning_rate", "actor_lr", "actor_learning_rate")
 
 
 def largest_norm(algorithm: Algorithm) -> float | None:
     """What the gradient's norm is clipped at."""
-    return algorithm.number("max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad")
+    return algorithm.number(
+        "max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad", "max_norm",
+        "gradient_clipping", "max_gradient_norm", "grad_clip_norm", "grad_norm_clip",
+    )  # fmt: skip
