@@ -149,10 +149,10 @@ def _updates(case: Case) -> Iterator[_Update]:
       source="NeMo-Automodel#763, open-r1#450: weights are loaded on resume, and Adam's moments are not")  # fmt: skip
 def forgot(case: Case) -> Finding | None:
     """Float32 weights of steps that follow each other, recorded or as checkpoints: the first step of Adam moves every
-    number by one and the same size (the learning rate), whatever its gradient; with moments of earlier gradients no step does. A warning
-    where an update that is not the dump's first moves 95 % of the numbers (32 and more) by its middle size, to a
-    twentieth, and the update before it and the one after it 60 % at most. Lion and signSGD do so in every step, and are
-    not told. Worth knowing of a run that states that it resets its optimizer.
+    number by one and the same size (the learning rate), whatever its gradient; with moments of earlier gradients no
+    step does. A warning where an update that is not the dump's first moves 95 % of the numbers (32 and more) by its
+    middle size, to a twentieth, and the update before it and the one after it 60 % at most. Lion and signSGD do so in
+    every step, and are not told. Worth knowing of a run that states that it resets its optimizer.
     """
     every = list(_updates(case))
     skip_if(len(every) < BESIDE + 1, "needs the float32 weights of four steps that follow each other")

@@ -13,6 +13,7 @@ import torch
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.signal_names import named
 from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
@@ -139,7 +140,7 @@ def _logged(path: Path, *, stage: str = "training_metrics", **flags: object) -> 
 
 
 @pytest.mark.parametrize("flags", [{"max_grad_norm": 1.0}, {"max_norm": 1.0}, {"actor": {"grad_clip": 1.0}}])
-def test_a_norm_to_clip_at_may_be_stated_among_the_flags(flags: dict[str, object], tmp_path: Path) -> None:
+def test_a_norm_to_clip_at_may_be_stated_among_the_flags(flags: dict[str, Any], tmp_path: Path) -> None:
     run = open_run(_logged(tmp_path / "d", **flags))
     found = of(diagnose(Case(run, Signals.of(run)), ["L15"]), "L15")
     assert found is not None
@@ -160,3 +161,18 @@ def test_a_limit_of_staleness_may_lie_in_a_table(most: int, severity: str, tmp_p
     found = of(look(tmp_path / "d", "D31"), "D31")
     assert found is not None
     assert found.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [
+        ("frac_zero_std", "frac_zero_std"), ("train/frac_groups_zero_std", "frac_zero_std"),
+        ("reward_std", "reward_std"), ("num_turns", "turns"), ("rewards_chosen", "pair_reward"),
+        ("rewards_margins", "pair_reward"), ("logps_rejected", "pair_logps"), ("chosen_reward", "pair_reward"),
+        ("reject_reward", "pair_reward"), ("train/rejected_rewards", "pair_reward"),
+    ],
+)  # fmt: skip
+def test_figures_are_known_by_what_trainers_call_them(name: str, signal: str) -> None:
+    found = named(name)
+    assert found is not None
+    assert found.signal == signal
