@@ -13,6 +13,7 @@ import torch
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.rules import old_weights
 from replay_core.diagnose.signal_names import named
 from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
@@ -176,3 +177,8 @@ def test_figures_are_known_by_what_trainers_call_them(name: str, signal: str) ->
     found = named(name)
     assert found is not None
     assert found.signal == signal
+
+
+def test_ages_are_told_apart_by_their_own_limit() -> None:
+    """D12's limit was another rule's, whose constant further down had its name."""
+    assert old_weights.ALIKE < old_weights.UNLIKE
