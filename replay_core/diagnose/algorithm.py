@@ -476,12 +476,22 @@ def settings_of(facts: Mapping[str, Any]) -> dict[str, list[Any]]:
     return found
 
 
-def _leaves(facts: Mapping[str, Any], deep: int) -> Iterator[tuple[str, Any]]:
+#: Tables of settings of evaluations, which have the names of the training's own (verl, ROLL).
+_OF_EVALUATIONS = frozenset({"val_kwargs", "validation_kwargs", "eval_kwargs", "val_sampling_params"})
+
+
+def _leaves(facts: Mapping[str, Any], deep: int, table: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in facts.items():
-        if not isinstance(value, Mapping):
-            yield _last(key), value
-        elif deep:
-            yield from _leaves(value, deep - 1)
+        parts = [_last(part) for part in [table, *re.split(r"[./]", str(key))] if part]
+        if not _OF_EVALUATIONS.isdisjoint(parts):
+            continue
+        if isinstance(value, Mapping):
+            if deep:
+                yield from _leaves(value, deep - 1, parts[-1] if parts else "")
+            continue
+        yield _last(key), value
+        if parts[-2:] == ["rollout", "n"]:
+            yield "rollout_n", value  # verl's
 
 
 def _beside(facts: Mapping[str, Any], part: str, deep: int) -> dict[str, Any]:
