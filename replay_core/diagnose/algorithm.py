@@ -489,12 +489,22 @@ def settings_of(facts: Mapping[str, Any]) -> dict[str, list[Any]]:
     return found
 
 
-def _leaves(facts: Mapping[str, Any], deep: int) -> Iterator[tuple[str, Any]]:
+#: Tables of settings of evaluations, which have the names of the training's own (verl, ROLL).
+_OF_EVALUATIONS = frozenset({"val_kwargs", "validation_kwargs", "eval_kwargs", "val_sampling_params"})
+
+
+def _leaves(facts: Mapping[str, Any], deep: int, table: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in facts.items():
-        if not isinstance(value, Mapping):
-            yield _last(key), value
-        elif deep:
-            yield from _leaves(value, deep - 1)
+        parts = [_last(part) for part in [table, *re.split(r"[./]", str(key))] if part]
+        if not _OF_EVALUATIONS.isdisjoint(parts):
+            continue
+        if isinstance(value, Mapping):
+            if deep:
+                yield from _leaves(value, deep - 1, parts[-1] if parts else "")
+            continue
+        yield _last(key), value
+        if parts[-2:] == ["rollout", "n"]:
+            yield "rollout_n", value  # verl's
 
 
 def _beside(facts: Mapping[str, Any], part: str, deep: int) -> dict[str, Any]:
@@ -516,7 +526,8 @@ def _inside(facts: Mapping[str, Any], table: str, name: str, before: tuple[str, 
 
 
 def _last(key: Any) -> str:
-    return str(key).lower().rpartition(".")[2]
+    """`clip_ratio` of `actor.clip_ratio`, `actor/clip_ratio` and `--actor.clip-ratio`."""
+    return str(key).lower().replace("/", ".").rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
 def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
@@ -616,9 +627,13 @@ def divides_by_micro_batch(algorithm: Algorithm) -> bool:
 
 def learning_rate(algorithm: Algorithm) -> float | None:
     """The policy's learning rate, not one that is stated under the critic."""
-    return Algorithm(_beside(algorithm._facts, "critic", _DEEPEST)).number("lr", "learning_rate", "actor_lr")
+    own = Algorithm(_beside(algorithm._facts, "critic", _DEEPEST))
+    return own.number("lr", "learning_rate", "actor_lr", "actor_learning_rate")
 
 
 def largest_norm(algorithm: Algorithm) -> float | None:
     """What the gradient's norm is clipped at."""
-    return algorithm.number("max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad")
+    return algorithm.number(
+        "max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad", "max_norm",
+        "gradient_clipping", "max_gradient_norm", "grad_clip_norm", "grad_norm_clip",
+    )  # fmt: skip

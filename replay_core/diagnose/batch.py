@@ -186,7 +186,7 @@ class StepBatch:
     def _starts(self, sheet: Sheet, places: list[int | None]) -> Array | None:
         starts: list[int] = []
         for place in places:
-            if place is None or sheet.answers is not None:
+            if place is None or sheet.answers is not None or sheet.is_by_id:
                 return None
             part, row = sheet.index[place]
             known = sheet.parts[part].response_starts

@@ -12,9 +12,12 @@ from replay_core import pages
 from replay_core.diagnose.flat import Array, Flat
 from replay_core.diagnose.sheets import Sheet, texts_of
 from replay_core.records import Record, TensorRef
+from replay_core.samples.batch import Batch
 
 #: How names of a single reward function's numbers begin.
 _FUNCTIONS = ("reward_function.", "rewards_per_func.", "reward_funcs.")
+#: What holds them as the columns of one matrix [B, F]: TRL's own tensor.
+_MATRICES = frozenset({"rewards_per_func"})
 #: A value that stands for "there is none" among log-probabilities (open-instruct's INVALID_LOGPROB).
 NO_LOGPROB = 1.0
 
@@ -36,6 +39,13 @@ class Column(Struct, frozen=True):
     source: str
     dtype: str
     ref: TensorRef
+
+
+def _column(part: Batch, ref: TensorRef, number: int) -> Array | None:
+    """One column of a matrix [B, F], or None where the tensor is none."""
+    if len(ref.shape) != 2 or ref.rows is not None or ref.shape[0] != len(part) or number >= ref.shape[1]:
+        return None
+    return np.asarray(pages.array(ref)[:, number])
 
 
 class Scalar(Struct, frozen=True):
@@ -120,6 +130,8 @@ class Columns:
         found = [part.values(ref) for part, ref in zip(sheet.parts, refs, strict=True)]
         if any(one is None for one in found):
             return None
+        if sheet.is_by_id and any(part.per_sample(ref) is None for part, ref in zip(sheet.parts, refs, strict=True)):
+            return None  # of which tokens its columns are is not known
         starts = self._flat.starts_B
         for sample, place in enumerate(places):
             if place is None:
@@ -127,6 +139,10 @@ class Columns:
             part, row = sheet.index[place]
             size = min(int(sheet.parts[part].lengths[row]), int(self._flat.lengths_B[sample]))
             own, here = int(sheet.parts[part].starts[row]), starts[sample]
+            if sheet.is_by_id:
+                whole = slice(here, here + int(self._flat.lengths_B[sample]))
+                values_N[whole], said_N[whole] = found[part].values_N[own], found[part].said_N[own]  # type: ignore[union-attr]
+                continue
             if sheet.answers is not None:
                 size = min(size, sheet.answers[place])
                 here += int(self._flat.lengths_B[sample]) - size
@@ -141,13 +157,21 @@ class Columns:
         return Column(name, values_N, said_N, source, refs[0].dtype, refs[0])
 
     def per_sample(self, *names: str) -> Array | None:
-        """One number per sample [B] of the first of these names that has one for each."""
+        """One number per sample [B] of the first of these names that has one for each. `rewards_per_func.1` is a column
+        of `rewards_per_func` [B, F], where that is recorded.
+        """
         for name in names:
+            matrix, _, number = name.rpartition(".")
             for sheet, places in self.sheets:
-                refs = sheet.refs(name)
+                refs, column = sheet.refs(name), None
+                if not refs and matrix in _MATRICES and number.isdecimal():
+                    refs, column = sheet.refs(matrix), int(number)
                 if not refs or any(ref.is_text for ref in refs) or any(place is None for place in places):
                     continue
-                each = [part.per_sample(ref) for part, ref in zip(sheet.parts, refs, strict=True)]
+                each = [
+                    part.per_sample(ref) if column is None else _column(part, ref, column)
+                    for part, ref in zip(sheet.parts, refs, strict=True)
+                ]
                 known = [values for values in each if values is not None]
                 if len(known) == len(each):
                     at = [sheet.index[place] for place in places if place is not None]
@@ -165,9 +189,20 @@ class Columns:
 
     @property
     def reward_functions(self) -> list[str]:
-        """Under which names several reward functions stand apart."""
-        found = (sorted(name for name in sheet.names() if name.startswith(_FUNCTIONS)) for sheet, _ in self.sheets)
-        return next((names for names in found if names), [])
+        """Under which names several reward functions stand apart; the columns of one matrix are numbered."""
+        for sheet, _ in self.sheets:
+            written = sheet.names()
+            if names := sorted(name for name in written if name.startswith(_FUNCTIONS)):
+                return names
+            for matrix in _MATRICES & written:
+                widths = {
+                    ref.shape[1] for ref in sheet.refs(matrix) or ()
+                    if len(ref.shape) == 2 and ref.rows is None and not ref.is_text
+                }  # fmt: skip
+                # One function is the reward itself.
+                if len(widths) == 1 and (width := widths.pop()) > 1:
+                    return [f"{matrix}.{number}" for number in range(width)]
+        return []
 
     @property
     def are_sums_alone(self) -> bool:

@@ -92,7 +92,7 @@ _OF_TOOLS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         regex(
-            r"(?i)^(?:[\w]+/){0,3}(?:num_turns(?:/mean|_mean)|(?:avg|mean)_(?:num_)?turns(?:_per_\w+)?"
+            r"(?i)^(?:[\w]+/){0,3}(?:num_turns(?:/mean|_mean)?|(?:avg|mean)_(?:num_)?turns(?:_per_\w+)?"
             r"|turns_per_(?:sample|episode)(?:/mean)?|turns)$"
         ),
         "turns",

@@ -28,6 +28,9 @@ class Sheet(Struct):
     """Sample -> (part, row within it)."""
     answers: list[int] | None = None
     """Where its rows are the responses alone of the samples that it is joined to: how many tokens each has."""
+    is_by_id: bool = False
+    """Whether it holds no tokens and is joined by the ids of its samples: it then says one number of each, and none of
+    a token."""
 
     def __post_init__(self) -> None:
         self.index = [(number, row) for number, part in enumerate(self.parts) for row in range(len(part))]
@@ -48,6 +51,7 @@ class Sheet(Struct):
         sheet = Sheet(self.name, self.parts)
         sheet.index = [self.index[sample] for sample in samples]
         sheet.answers = None if self.answers is None else [self.answers[sample] for sample in samples]
+        sheet.is_by_id = self.is_by_id
         return sheet
 
     def tokens(self, sample: int) -> Array:
@@ -191,11 +195,12 @@ def _sample_ids(record: Record) -> set[Any] | None:
 def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
     """For each sample of the spine, its sample in the other sheet; None where the two hold different samples.
 
-    Samples are the same when their tokens are. A sheet whose padding is unknown matches by what it begins with.
-    A sample that occurs more often in the other sheet (epochs) is its first occurrence.
+    Samples are the same when their tokens are, or their ids where the other holds no tokens. A sheet whose padding is
+    unknown matches by what it begins with. A sample that occurs more often in the other sheet (epochs) is its first
+    occurrence.
     """
     if not spine.has_tokens or not other.has_tokens:
-        return _by_answers(spine, other) if spine.has_tokens else None
+        return (_by_answers(spine, other) or _by_ids(spine, other)) if spine.has_tokens else None
     if not other.padding_known:
         # Rows of unknown padding: each is a sample of the spine, and one id around it.
         samples = [spine.tokens(sample) for sample in range(len(spine))]
@@ -237,6 +242,44 @@ def _by_answers(spine: Sheet, other: Sheet) -> list[int | None] | None:
         return None
     other.answers = [len(row) for row in held]
     return places
+
+
+def _by_ids(spine: Sheet, other: Sheet) -> list[int | None] | None:
+    """`match` of a table without tokens (ids, rewards, groups of a rollout) beside samples that name its ids: each id
+    is one row of the table and one sample, however often that was trained on, and what both say of a sample is equal.
+    """
+    ids, own = _ids_of(other), _ids_of(spine)
+    if ids is None or own is None or len(set(ids)) < len(ids) or not set(own) <= set(ids):
+        return None
+    samples: dict[str, bytes] = {}
+    for sample, name in enumerate(own):
+        # Ids that every rank counts from its own beginning are those of several samples.
+        if samples.setdefault(name, key := _key(spine.tokens(sample))) != key:
+            return None
+    rows = {name: row for row, name in enumerate(ids)}
+    places: list[int | None] = [rows[name] for name in own]
+    for name in ("group_id", "group_ids", "uid", "reward"):
+        here, there = _numbers(spine, name), _numbers(other, name)
+        if here is not None and there is not None and [there[rows[each]] for each in own] != here:
+            return None
+    other.is_by_id = True
+    return places
+
+
+def _ids_of(sheet: Sheet) -> list[str] | None:
+    """The id of each sample, in one word; None where a part names none."""
+    return _numbers(sheet, "sample_id")
+
+
+def _numbers(sheet: Sheet, name: str) -> list[str] | None:
+    """What a sheet says once of each sample, as text; None where it says that of none."""
+    each: list[Any] = []
+    for part, ref in zip(sheet.parts, sheet.refs(name) or [], strict=False):
+        said: Any = texts_of(part, ref) if ref.is_text else part.per_sample(ref)
+        if said is None:
+            return None
+        each.append(said)
+    return [str(each[part][row]) for part, row in sheet.index] if each else None
 
 
 def _answers(part: Batch) -> list[Array] | None:

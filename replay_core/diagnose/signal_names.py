@@ -264,9 +264,10 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "",
     ),
     (regex(r"^logits(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logits", "TRL"),
-    (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
+    (regex(r"^logps(?:_train)?[/_](?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
     (regex(r"^log_probs/(?:chosen|rejected)$"), "pair_logps", "torchtune"),
-    (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
+    (regex(r"^rewards(?:_train)?[/_](?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
+    (regex(r"^(?:train/)?(?:chosen|rejected|reject)_rewards?(?:_mean)?$"), "pair_reward", "OpenRLHF"),
     (
         regex(
             r"(?i)^(?:train[_/])?(?:mean[_ ])?(?:chosen|rejected|positive|negative|pos|neg|accepted|better|worse)"
@@ -482,6 +483,12 @@ def _home_grown(raw: str) -> str | None:
     """The signal that a name of words means, whoever made it up."""
     words = [word for word in _BETWEEN.split(raw.lower()) if word]
     said = ""
+    # Of `frac_zero_std` the last word is a part of the name.
+    for begin in range(len(words)):
+        if (whole := _BARE.get("_".join(words[begin:]))) is not None:
+            return whole
+        if words[begin] not in _ROOMS:
+            break
     for at in (-1, 0):
         if len(words) > 1 and words[at] in _STATS:
             said = _STATS[words.pop(at)]

@@ -25,6 +25,7 @@ from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.dtensor import MAX_RANKS, PARTIAL, STRIDED, laid_together, order_of_cuts
 from replay_core.dumps.fields import flatten, settled
 from replay_core.dumps.native_files import read_tree
+from replay_core.dumps.stated_texts import told_in_texts
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import ALIGNMENTS, STAGES, Inline, Problem, RecordKey, TensorRef, Unreadable
@@ -74,6 +75,8 @@ def index(path: Path) -> Index:
         found.models[0] = name
     facts = manifest.get("facts")
     found.facts = dict(facts) if isinstance(facts, dict) else {}
+    if told := told_in_texts(manifest["flags"], found.facts, manifest.get("command")):
+        found.facts["told_in_texts"] = told
     switches = manifest.get("determinism")
     if isinstance(switches, dict) and "tf32_matmul" in switches:
         found.facts["tf32_matmul"] = switches["tf32_matmul"]

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import Algorithm, has_no_kl_loss, kl_weight, largest_norm, stated_number
+from replay_core.diagnose.algorithm import has_no_kl_loss, kl_weight, largest_norm, learning_rate, stated_number
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.falling_apart import (
@@ -277,19 +277,18 @@ def _rests(log: RunLog) -> bool:
 @rule("L07", "the settings leave nothing to learn with", link="optimizer", scope="case",
       source="a warm-up counted in samples; a norm to clip at that stands for a learning rate")  # fmt: skip
 def settings(case: Case) -> Finding | None:
-    """What the trainer noted of its settings (`Recorder.note`): a learning rate of 0, or a warm-up that is as long as
-    the run and longer, is a warning.
+    """What the run states of its settings (its flags, `Recorder.note`): a learning rate of 0, or a warm-up that is as
+    long as the run and longer, is a warning.
     """
-    facts = case.run.facts
-    warmup = stated_number(facts, "warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters")
-    total = stated_number(facts, *TOTAL)
-    lr = stated_number(facts, "lr", "learning_rate", "actor_lr")
+    warmup = case.algorithm.number("warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters")
+    total = case.algorithm.number(*TOTAL)
+    lr = learning_rate(case.algorithm)
     skip_if(warmup is None and lr is None, "no settings are noted")
     if warmup is not None and total is not None and warmup >= total > 0 and warmup > 1:
         return warning(
             f"the warm-up of {warmup:g} steps is longer than the run of {total:g}: the learning rate never gets there",
             None,
-            shown("warm-up steps", warmup, f"< {total:g}", "the run's notes"),
+            shown("warm-up steps", warmup, f"< {total:g}", "the run's settings"),
             cause="its steps are counted in samples or micro-batches, or another run's number was kept",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
@@ -297,7 +296,7 @@ def settings(case: Case) -> Finding | None:
         return warning(
             "the learning rate is 0, as the run states it: nothing is learnt",
             None,
-            shown("learning rate", 0.0, "> 0", "the run's notes"),
+            shown("learning rate", 0.0, "> 0", "the run's settings"),
             cause="the rate is 0 in the configuration",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
         )
@@ -365,11 +364,11 @@ def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Find
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
 def clips_at_nothing(case: Case) -> Finding | None:
     """Norms that are one number after clipping (in 3 steps and more, and half of all), another than the run states: an
-    error. The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning. Where
+    error. The norm to clip at, as the run states it, below a hundredth of the logged gradient norm: a warning. Where
     a loss scale is stated (fp16) and the norm over it is below the norm to clip at, to which it was clipped all the
     same, what was clipped was not unscaled before.
     """
-    limit = largest_norm(Algorithm(case.run.facts))
+    limit = largest_norm(case.algorithm)
     norms, left = case.log.get("grad_norm"), case.log.get("grad_norm_clipped")
     if (other := _clipped_elsewhere(case, norms, left)) is not None:
         return other
@@ -379,9 +378,9 @@ def clips_at_nothing(case: Case) -> Finding | None:
         if scale > 1 and clipped < LEAVES * raw and 0.02 * clipped < raw / scale < clipped:
             return _still_scaled(raw, clipped, scale, norms)
     if limit is None or norms is None or len(norms.finite) < 3 or case.log.has("grad_norm_clipped"):
-        raise Skip("needs the noted norm to clip at, and gradient norms of 3 steps")
+        raise Skip("needs the stated norm to clip at, and gradient norms of 3 steps")
     if 0 < limit < LEAVES * median(norms.finite):
-        return _clipped(median(norms.finite), limit, norms, "the run's notes")
+        return _clipped(median(norms.finite), limit, norms, "the run's settings")
     return None
 
 

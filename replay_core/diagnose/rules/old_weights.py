@@ -837,7 +837,7 @@ TWO_MODELS = 1.0
 #: Steps of it, and the share of responses cut off that says they say nothing.
 FEWEST, CUT = 3, 0.9
 #: In a dump, the correlation under which two sides do not speak of one distribution.
-UNLIKE = 0.5
+UNRELATED = 0.5
 
 
 @rule("L38", "the engine writes with other weights", link="trend", scope="signals",
@@ -945,6 +945,6 @@ def _are_two_models(between: Gap) -> bool:
         between.mean > TWO_MODELS
         and -float(between.d.mean()) > TWO_MODELS
         and not between.is_shifted
-        and not between.correlation > UNLIKE
+        and not between.correlation > UNRELATED
         and float((rows > DISAGREE).mean()) >= CUT
     )

@@ -48,7 +48,7 @@ _CAUSES = {
 }
 
 
-class _Made(Struct, frozen=True):
+class _Shaped(Struct, frozen=True):
     """A way to make a penalty of sizes: in words, and what it makes [B]."""
 
     how: str
@@ -159,42 +159,42 @@ def _shapes(algorithm: Algorithm) -> Iterator[_Shape]:
             yield _Shape(f"{abs(each):g} a response of {limit:g} tokens", 0.0, abs(each) / limit, -np.inf)
 
 
-def _alternatives(stated: list[_Shape], sizes: Mapping[str, Array], algorithm: Algorithm) -> Iterator[_Made]:
+def _alternatives(stated: list[_Shape], sizes: Mapping[str, Array], algorithm: Algorithm) -> Iterator[_Shaped]:
     """The penalties that a mistake makes, the likeliest first."""
     for shape in stated:
         for what, size_B in sizes.items():
-            yield _Made(what, shape.of(size_B))
+            yield _Shaped(what, shape.of(size_B))
     whole = sizes["all tokens of the response"]
     prompts = algorithm.number("max_prompt_length", "prompt_max_len", "max_prompt_len")
     for shape in stated:
         for by in (1, -1):
-            yield _Made(f"one token {'more' if by > 0 else 'fewer'} than the response has", shape.of(whole + by))
+            yield _Shaped(f"one token {'more' if by > 0 else 'fewer'} than the response has", shape.of(whole + by))
         width = -shape.floor / shape.slope if np.isfinite(shape.floor) else 0.0
         if width:
             late = _Shape(shape.how, shape.begins + width, shape.slope, shape.floor)
             early = _Shape(shape.how, shape.begins - width, shape.slope, shape.floor)
             for other, how in ((late, "a buffer behind the limit"), (early, "two buffers before the limit")):
-                yield _Made(f"{how}, not the one before it", other.of(whole))
-            yield _Made("all tokens over the limit less the buffer at once, without a slope",
+                yield _Shaped(f"{how}, not the one before it", other.of(whole))
+            yield _Shaped("all tokens over the limit less the buffer at once, without a slope",
                         np.where(whole > shape.begins, shape.floor, 0.0))  # fmt: skip
-            yield _Made("the whole penalty at the limit, without a slope",
+            yield _Shaped("the whole penalty at the limit, without a slope",
                         np.where(whole >= shape.begins + width, shape.floor, 0.0))  # fmt: skip
-            yield _Made("the tokens over the buffer's beginning, not divided by its length",
+            yield _Shaped("the tokens over the buffer's beginning, not divided by its length",
                         -np.maximum(whole - shape.begins, 0.0) * -shape.floor)  # fmt: skip
             unclipped = -shape.slope * (whole - shape.begins)
-            yield _Made("the line on both of its sides: what is shorter is paid for", unclipped)
+            yield _Shaped("the line on both of its sides: what is shorter is paid for", unclipped)
             turned = np.clip(shape.slope * (whole - shape.begins - width), shape.floor, 0.0)
-            yield _Made("the distance to the limit with the wrong sign: short answers are punished", turned)
+            yield _Shaped("the distance to the limit with the wrong sign: short answers are punished", turned)
             if shape.floor != -1:
-                yield _Made("the length, without its factor", shape.of(whole) / -shape.floor)
+                yield _Shaped("the length, without its factor", shape.of(whole) / -shape.floor)
             if prompts:
                 long = _Shape(shape.how, shape.begins + prompts, shape.slope, shape.floor)
-                yield _Made("the response beside a limit for prompt and response together", long.of(whole))
+                yield _Shaped("the response beside a limit for prompt and response together", long.of(whole))
                 if "prompt and response together" in sizes:
-                    yield _Made("prompt and response together, beside a limit for both",
+                    yield _Shaped("prompt and response together, beside a limit for both",
                                 long.of(sizes["prompt and response together"]))  # fmt: skip
-        yield _Made("the length with the wrong sign: long answers are paid for", -shape.of(whole))
-        yield _Made("twice the stated penalty", 2 * shape.of(whole))
+        yield _Shaped("the length with the wrong sign: long answers are paid for", -shape.of(whole))
+        yield _Shaped("twice the stated penalty", 2 * shape.of(whole))
 
 
 def _share(made_B: Array, penalty_B: Array) -> float:

@@ -305,7 +305,7 @@ def _of_other_pairs(every: list[Pairs]) -> Finding | None:
             shown("its reference", listed(f"{value:.4f}" for value in own_B2[row]), "the same"),
             shown(f"the reference of {whose}", listed(f"{value:.4f}" for value in refs_R2[near_B[row]])),
             shown("pairs of the first step with another's", share(moved, len(policy_B2)), "0"),
-            link="ref", cause=_SHUFFLED, steps=_steps(every),
+            link="ref", cause=_SHUFFLED, steps=steps_of_pairs(every),
             next_step="attach reference log-probabilities by the pairs' index, or compute them without shuffling",
         )  # fmt: skip
     return None
@@ -352,7 +352,7 @@ def _unrelated(every: list[Pairs]) -> Finding | None:
           for of, each in zip((", chosen", ", rejected") if len(with_ref) > 1 else ("",), with_ref, strict=True)),
         shown("median |policy - reference|", float(apart[0])),
         shown("pairs", len(policy_B2)),
-        link="ref", cause=_SHUFFLED, steps=_steps(every),
+        link="ref", cause=_SHUFFLED, steps=steps_of_pairs(every),
         next_step="attach reference log-probabilities by the pairs' index, or compute them without shuffling",
     )  # fmt: skip
 

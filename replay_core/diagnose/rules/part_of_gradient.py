@@ -70,7 +70,7 @@ def of_a_part(case: Case) -> Finding | None:
     step by step move by plain SGD, that part by as much less of its gradient as clipping leaves, the others by all of
     theirs. Worth knowing where nothing is to be clipped, or the rest is a value head or a critic, which is clipped by
     itself as a rule. Nothing where gradients of weights that move are not recorded, where another norm is logged that
-    is the rest's, or where several updates share a step.
+    is the rest's, or where several updates share a step and a norm.
     """
     steps = list(_steps(case))
     skip_if(
@@ -91,7 +91,11 @@ def of_a_part(case: Case) -> Finding | None:
         rest = names - part
         if _unrecorded(case, names) or _is_logged(case, steps, rest):
             return None
-        told = _by_updates(case, steps, part, rest, bound) if clips and bound is not None and is_before else []
+        # Weights are those of a step: they tell of its update where it has one.
+        single = len({one.step for one in steps}) == len(steps)
+        told = (
+            _by_updates(case, steps, part, rest, bound) if clips and bound is not None and is_before and single else []
+        )
         first = steps[0]
         # A critic's weights are clipped by themselves, and that norm need not be logged.
         own = not told and not is_after and all(map(_VALUES.search, rest))
@@ -118,7 +122,7 @@ def of_a_part(case: Case) -> Finding | None:
             else "the norm is taken of a part of the parameters; the run states no bound that they are clipped at",
             next_step="clip_grad_norm_ over the parameters of all groups: [p for group in optimizer.param_groups for p "
             "in group['params']]",
-            steps=[one.step for one in steps],
+            steps=sorted({one.step for one in steps}),
         )
     return None
 
@@ -129,21 +133,39 @@ def _is_clipped(norm: float, logged: float, bound: float) -> bool:
     return abs(norm - left) <= NEAR * left
 
 
+#: The record of an update within its step: the rank's micro-batch that it is recorded with, epoch and mini-batch.
+_Update = tuple[int | None, int | None, int | None]
+
+
+def _update(record: Record) -> _Update:
+    return record.key.micro, record.key.epoch, record.key.minibatch
+
+
 def _steps(case: Case) -> Iterator[_Norms]:
-    """Every step with one update, its float32 gradients and its logged norm."""
-    by_step: dict[int, list[Record]] = {}
+    """Every update's float32 gradients and its logged norm. Where a step has several, the norm is one that is recorded
+    with the gradients: the step's own is of any of them.
+    """
+    by_update: dict[int, dict[_Update, list[Record]]] = {}
     logged: dict[int, list[Record]] = {}
     for record in case.records():
         key = record.key
-        if key.step is None or key.role == "critic" or key.micro is not None:
+        if key.step is None or key.role == "critic":
             continue
         if key.stage == "gradient":
-            by_step.setdefault(key.step, []).append(record)
+            by_update.setdefault(key.step, {}).setdefault(_update(record), []).append(record)
         elif key.stage in ("training_metrics", "optimizer", "loss"):
             logged.setdefault(key.step, []).append(record)
-    if sum(stored_bytes(record.path) for each in by_step.values() for record in each) > MOST:
+    by_step: list[tuple[int, list[Record], list[Record]]] = []
+    for step, updates in sorted(by_update.items()):
+        for own, records in updates.items():
+            beside = [
+                one for one in logged.get(step, ())
+                if _update(one) == own or (len(updates) == 1 and one.key.micro is None)
+            ]  # fmt: skip
+            by_step.append((step, records, beside))
+    if sum(stored_bytes(record.path) for _, records, _ in by_step for record in records) > MOST:
         return
-    for step, records in sorted(by_step.items()):
+    for step, records, beside in by_step:
         held: dict[str, _Gradient] = {}
         twins: dict[tuple[float, int], str] = {}
         for record in records:
@@ -159,7 +181,7 @@ def _steps(case: Case) -> Iterator[_Norms]:
                 known = held.setdefault(name, one)
                 if known is not one and abs(known.square - square) > 1e-6 * square:
                     return  # shards, ranks' own or several updates: their norm is no sum of these
-        norm = next((one for one in _norm_of([*records, *logged.get(step, [])]) if one > 0), None)
+        norm = next((one for one in _norm_of([*records, *beside]) if one > 0), None)
         if held and norm is not None and all(math.isfinite(one.square) for one in held.values()):
             yield _Norms(step, held, norm, records[0], Where.of(records[0], next(iter(held))))
 

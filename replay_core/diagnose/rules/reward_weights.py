@@ -125,7 +125,7 @@ def _names(batch: StepBatch) -> list[str]:
     sheet = next((sheet for sheet, _ in batch.columns.sheets if sheet.refs("reward")), batch.spine)
     written = [ref.canonical or ref.name for ref in sheet.parts[0].held.fields()]
     if known:
-        return [name for name in written if name in known] if known <= set(written) else sorted(known)
+        return [name for name in written if name in known] if known <= set(written) else batch.columns.reward_functions
     return [name for name in written if _PART.search(name) and batch.columns.per_sample(name) is not None]
 
 

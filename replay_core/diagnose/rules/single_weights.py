@@ -16,6 +16,7 @@ from replay_core.diagnose.finding import Finding, Where, finding, listed, share,
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.rules.step_counters import begins_on_purpose
+from replay_core.diagnose.rules.weights import refs_by_step
 from replay_core.records import Record
 from replay_core.regexes import regex
 
@@ -113,18 +114,22 @@ class _Update(Struct, frozen=True):
 
 
 def _updates(case: Case) -> Iterator[_Update]:
-    """The updates between two steps that follow each other, of float32 weights."""
-    by_step = _of_stage(case, "param")
+    """The updates between two steps that follow each other, of float32 weights: recorded, or as checkpoints."""
+    by_step = {
+        step: [(Where.of(record, ref.name), ref) for record in records for ref in record.tensors()]
+        for step, records in _of_stage(case, "param").items()
+    }
+    if not by_step:
+        by_step = {step: [(Where(step=step), ref) for ref in refs] for step, refs in refs_by_step(case).items()}
     before: dict[str, Array] = {}
     last: int | None = None
     for step in sorted(by_step):
         now: dict[str, Array] = {}
         place = Where()
-        for record in by_step[step]:
-            for ref in record.tensors():
-                if ref.is_readable and ref.dtype == "float32" and len(ref.shape) and not ref.is_text:
-                    now[ref.name] = np.asarray(pages.array(ref), dtype=np.float64).reshape(-1)
-                    place = place if place.tensor else Where.of(record, ref.name)
+        for there, ref in by_step[step]:
+            if ref.is_readable and ref.dtype == "float32" and len(ref.shape) and not ref.is_text:
+                now[ref.name] = np.asarray(pages.array(ref), dtype=np.float64).reshape(-1)
+                place = place if place.tensor else there
         if last == step - 1:
             sizes = []
             for name in before.keys() & now.keys():
@@ -143,11 +148,11 @@ def _updates(case: Case) -> Iterator[_Update]:
       explains=("L02", "L08"),
       source="NeMo-Automodel#763, open-r1#450: weights are loaded on resume, and Adam's moments are not")  # fmt: skip
 def forgot(case: Case) -> Finding | None:
-    """Recorded float32 weights of steps that follow each other: the first step of Adam moves every number by one and
-    the same size (the learning rate), whatever its gradient; with moments of earlier gradients no step does. A warning
-    where an update that is not the dump's first moves 95 % of the numbers (32 and more) by its middle size, to a
-    twentieth, and the update before it and the one after it 60 % at most. Lion and signSGD do so in every step, and are
-    not told. Worth knowing of a run that states that it resets its optimizer.
+    """Float32 weights of steps that follow each other, recorded or as checkpoints: the first step of Adam moves every
+    number by one and the same size (the learning rate), whatever its gradient; with moments of earlier gradients no
+    step does. A warning where an update that is not the dump's first moves 95 % of the numbers (32 and more) by its
+    middle size, to a twentieth, and the update before it and the one after it 60 % at most. Lion and signSGD do so in
+    every step, and are not told. Worth knowing of a run that states that it resets its optimizer.
     """
     every = list(_updates(case))
     skip_if(len(every) < BESIDE + 1, "needs the float32 weights of four steps that follow each other")

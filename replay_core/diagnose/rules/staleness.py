@@ -88,10 +88,7 @@ def old_weights(batch: StepBatch) -> Finding | None:
     lag = float(np.nanmax(lag_B))
     if lag <= 0:
         return None
-    stated = next(
-        (float(batch.laid.flags[name]) for name in _LIMITS if isinstance(batch.laid.flags.get(name), (int, float))),
-        None,
-    )
+    stated = batch.laid.algorithm.number(*_LIMITS)
     limit = LAG if stated is None else stated
     return finding(
         "warning" if lag > limit else "info",

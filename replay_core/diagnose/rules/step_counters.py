@@ -104,7 +104,7 @@ def gone_back(case: Case) -> Finding | None:
             before[key] = order, {**last, **now}
     of_optimizer = [each for each in found if each.what == _OPTIMIZER]
     if not of_optimizer and not any(what == _OPTIMIZER for *_, what in before):
-        moments = _Moments(case)
+        moments = _SecondMoments(case)
         looked += moments.looked
         if moments.found is not None:
             return _of_moments(case, *moments.found)
@@ -206,7 +206,7 @@ def _number(ref: TensorRef) -> float | None:
         return None
 
 
-class _Moments:
+class _SecondMoments:
     """Adam's second moments from record to record: whether one lost what no decay takes."""
 
     def __init__(self, case: Case) -> None:

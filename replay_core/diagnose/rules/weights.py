@@ -128,14 +128,21 @@ def checkpoints_of(case: Case) -> dict[int, Path]:
             if step is not None and Path(place).is_absolute() and Path(place).is_relative_to(root)}  # fmt: skip
 
 
-def weights_by_step(case: Case) -> dict[int, NDArray[np.float32]]:
-    """All weights of every checkpoint as one row of numbers, by step; nothing where they are large or do not match."""
+def refs_by_step(case: Case) -> dict[int, list[TensorRef]]:
+    """The weights of every checkpoint, by step; nothing where they are large."""
     places = {step: _weight_files(place) for step, place in checkpoints_of(case).items()}
     if sum(file.stat().st_size for files in places.values() for file in files) > MOST:
         return {}
+    return {
+        step: [ref for file in files for record in open_run(file).records for ref in record.tensors()]
+        for step, files in places.items()
+    }
+
+
+def weights_by_step(case: Case) -> dict[int, NDArray[np.float32]]:
+    """All weights of every checkpoint as one row of numbers, by step; nothing where they are large or do not match."""
     found = {}
-    for step, files in places.items():
-        refs = [ref for file in files for record in open_run(file).records for ref in record.tensors()]
+    for step, refs in refs_by_step(case).items():
         found[step] = np.concatenate([
             np.asarray(pages.array(ref), dtype=np.float32).reshape(-1) for ref in sorted(refs, key=lambda ref: ref.name)
         ] or [np.zeros(0, np.float32)])  # fmt: skip
@@ -168,8 +175,10 @@ def _same_checkpoints(case: Case) -> Finding | None:
     ]
     norms = [
         float(np.abs(pages.array(ref)).max(initial=0.0))
-        for record in case.records() if record.key.stage == "gradient" and record.key.step in steps[:-1]
-        for ref in record.tensors() if ref.is_readable and ref.numel == 1 and ref.name.endswith("grad_norm")
+        for record in case.records()
+        if record.key.stage in _NOTED and record.key.role != "critic" and record.key.step in steps[:-1]
+        for ref in record.tensors()
+        if ref.is_readable and not ref.is_text and ref.numel == 1 and ref.name.endswith("grad_norm")
     ]  # fmt: skip
     if len(steps) < STEPS or len(steps) < len(places) or not norms or not min(norms) > 0:
         return None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replay_core.diagnose.algorithm import Algorithm, stated_by
+from replay_core.diagnose.algorithm import GROUP_SIZE, Algorithm, stated_by
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.engine import diagnose
 from replay_core.diagnose.signals import Signals
@@ -83,3 +83,17 @@ def test_the_estimator_is_read_where_it_has_a_setting_and_the_loss_is_not_taken_
     assert Algorithm({"loss": "ppo"}).estimator == "gae"
     assert Algorithm({"loss_mode": "geo_mean", "loss_agg_mode": "token-mean"}).averages_sequences
     assert not Algorithm({"loss_mode": "vanilla"}).averages_sequences
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"actor_rollout_ref": {"rollout": {"n": 4, "temperature": 0.9, "val_kwargs": {"n": 1, "temperature": 0}}}},
+        {"actor_rollout_ref.rollout.n": 4, "actor_rollout_ref.rollout.val_kwargs.n": 1,
+         "actor_rollout_ref.rollout.temperature": 0.9, "actor_rollout_ref.rollout.val_kwargs.temperature": 0},
+    ],
+)  # fmt: skip
+def test_verls_settings_of_rollouts_are_not_those_of_its_evaluations(flags: dict[str, object]) -> None:
+    stated = Algorithm({"flags": flags})
+    assert stated.number(*GROUP_SIZE) == 4
+    assert stated.number("temperature") == 0.9
