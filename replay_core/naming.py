@@ -73,7 +73,6 @@ MEANINGS: dict[str, Meaning] = {
     "reward_baselines": Meaning(Phase.REWARDS, "value", "all", "sample"),
     "token_rewards": Meaning(Phase.REWARDS, "value", "response", "next"),
     "token_scores": Meaning(Phase.REWARDS, "value", "response", "next"),
-    "reward_baselines": Meaning(Phase.REWARDS, "value", "all", "sample"),
     "values": Meaning(Phase.VALUES, "value", "response", "next"),
     "values_train": Meaning(Phase.VALUES, "value", "response", "next"),
     "values_train_again": Meaning(Phase.VALUES, "value", "response", "next"),

@@ -49,13 +49,13 @@ class FailedScores(Struct, frozen=True):
 
     @property
     def are_few(self) -> bool:
-        """Whether few fail, evenly through the run."""
+        """Whether few fail, evenly through the run; of a run of unknown size nobody can tell."""
+        if self.samples is None:
+            return False
         each = len(self.counts)
         half = sum(self.counts[: each // 2])
         if self.total > EVENLY_OF and not EVENLY * self.total <= half <= (1 - EVENLY) * self.total:
             return False
-        if self.samples is None:
-            return self.total <= FEW_LINES * each and max(self.counts) <= 4 * FEW_LINES
         # A step of few samples has one of them more by chance.
         return self.total <= FEW * self.samples * each and max(self.counts) <= max(FEW_OF_STEP * self.samples, 3)
 

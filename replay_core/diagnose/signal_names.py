@@ -486,7 +486,7 @@ def _home_grown(raw: str) -> str | None:
     # Of `frac_zero_std` the last word is a part of the name.
     for begin in range(len(words)):
         if (whole := _BARE.get("_".join(words[begin:]))) is not None:
-            return whole
+            return _BY_STATISTIC.get((whole, ""), whole)
         if words[begin] not in _ROOMS:
             break
     for at in (-1, 0):

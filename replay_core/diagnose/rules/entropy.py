@@ -203,7 +203,7 @@ def _goes_first(log: RunLog, series: Series, reward: Series) -> bool:
     begun, now = trends.level(series.finite[:3]), trends.level(series.finite)
     left = next((p.step for p in series.points if p.value > begun + LEFT * (now - begun)), None)
     fell = lost_since(reward).step
-    if left is None or fell is None or left > fell or spike_before(log, fell) is not None:
+    if left is None or fell is None or left >= fell or spike_before(log, fell) is not None:
         return False
     length = log.get("response_length")
     longer = None if length is None else _leaves(length)

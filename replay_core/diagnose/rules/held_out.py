@@ -136,7 +136,7 @@ def _broken(log: RunLog) -> Finding | None:
 
 
 #: Evaluations that make a loss, the result that is lost, and what is left of it in the last two.
-EVALUATIONS, HAD, GONE = 5, 0.2, 0.1
+EVALUATIONS, ONCE, GONE = 5, 0.2, 0.1
 
 
 def _gone(log: RunLog, reward: Series) -> Finding | None:
@@ -150,7 +150,7 @@ def _gone(log: RunLog, reward: Series) -> Finding | None:
         values = series.finite
         most = max(values, default=0.0)
         after = values[values.index(most) :] if values else []
-        if len(values) < EVALUATIONS or most < HAD or len(after) < 4 or max(after[-2:]) > GONE * most:
+        if len(values) < EVALUATIONS or most < ONCE or len(after) < 4 or max(after[-2:]) > GONE * most:
             continue
         if any(b > a for a, b in pairwise(after)):
             continue
@@ -467,7 +467,7 @@ def form_lost(log: RunLog) -> Finding | None:
 
 #: How much of itself a held-out loss rises, and what is left of training's, before it is what was learnt by heart; of
 #: three or four evaluations, by how much one may lie below the one before.
-ROSE, LEARNT, LEARNT_FEW, FEW, WAVERS = 0.15, 0.7, 0.5, 3, 0.01
+RISEN, LEARNT, LEARNT_FEW, FEW, WAVERS = 0.15, 0.7, 0.5, 3, 0.01
 #: Epochs, and the loss per token, at and below which demonstrations are known by heart; and the share of the first.
 OVER_AND_OVER, BY_HEART, OF_FIRST = 5, 0.1, 0.05
 
@@ -486,7 +486,7 @@ def _by_heart(log: RunLog) -> Finding | None:
         ):
             continue
         least = min(range(len(values)), key=values.__getitem__)
-        if least > len(values) - 3 or min(values[-2:]) < (1 + ROSE) * values[least]:
+        if least > len(values) - 3 or min(values[-2:]) < (1 + RISEN) * values[least]:
             continue
         # Of three or four one may stand out: each has to be as high as the one before.
         few = len(values) < EVALUATIONS

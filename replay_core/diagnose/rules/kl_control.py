@@ -174,7 +174,7 @@ def steered(log: RunLog) -> Finding | None:
 
 #: Steps; the share of them in which the coefficient rises, how many times it grows in all and in the last third; what
 #: of the first third's KL is left; and how many times it has to grow where no reward tells.
-RISES, UP, TIMES, STILL_UP, KEPT, FAR_UP = 8, 0.8, 5.0, 1.2, 0.6, 20.0
+RISES, UP, SO_FAR_UP, STILL_UP, KEPT, FAR_UP = 8, 0.8, 5.0, 1.2, 0.6, 20.0
 
 
 @rule("D122", "the KL coefficient grows without a hold on the KL", link="ref", scope="signals",
@@ -191,7 +191,7 @@ def runs_away(log: RunLog) -> Finding | None:
     weights, far = [row[0] for row in rows], [row[1] for row in rows]
     third = len(rows) // 3
     up = sum(b > a for a, b in pairwise(weights))
-    if min(weights) <= 0 or up < UP * (len(weights) - 1) or weights[-1] < TIMES * weights[0]:
+    if min(weights) <= 0 or up < UP * (len(weights) - 1) or weights[-1] < SO_FAR_UP * weights[0]:
         return None
     begun, now = median(far[:third]), median(far[-third:])
     if weights[-1] < STILL_UP * weights[-third] or begun <= 0 or now < KEPT * begun:

@@ -1243,8 +1243,6 @@ def _falls_from_the_start(values: list[float]) -> bool:
     return falls and median(values[:few]) >= best
 
 
-#: A fall that is no chance at all, as a normal quantile.
-SURELY = 4.0
 #: What tells of the policy, whatever a judge says.
 _OF_THE_POLICY = ("entropy", "response_length", "kl", "truncated")
 #: How many times its least an entropy has grown by that makes answers random, and the least that counts, in nats.
@@ -1284,7 +1282,7 @@ def _moves_away(log: RunLog, fall: float) -> str:
 
 _HARDER = "the prompts get harder, as a curriculum makes them: a reward of other prompts is no fall of the policy"
 #: A step of what is asked: of a level any, of a mean length that much; and how it goes with the reward step by step.
-LONGER, WITH_IT = 1.2, 0.6
+WIDER, WITH_IT = 1.2, 0.6
 #: A leap beside what a step changes; steps of a section that tell whether it rises, and sections.
 LEAP, SECTION = 4.0, 8
 
@@ -1333,7 +1331,7 @@ def _falls_at_steps(levels: list[float], values: list[float], is_length: bool) -
     places = [at for at in range(3, len(levels) - 2) if is_length or levels[at] != levels[at - 1]]
     for at in places:
         a, b = median(levels[:at]), median(levels[at:])
-        if is_length and not max(a, b) > LONGER * min(a, b) > 0:
+        if is_length and not max(a, b) > WIDER * min(a, b) > 0:
             continue
         if is_length and not (max(levels[:at]) < min(levels[at:]) or min(levels[:at]) > max(levels[at:])):
             continue

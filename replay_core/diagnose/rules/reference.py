@@ -381,8 +381,8 @@ _AGAINST_REFERENCE = (
     "rldbg record -- YOUR COMMAND; then rldbg replay rldbg-dump --model POLICY --model REFERENCE --against ref_logprobs"
 )
 #: What a recorded KL may be: an estimator by the word it is stated by, in its forms.
-_FORMS = tuple((name, name, each) for name, each in kl.ESTIMATORS.items())
-_FORMS = (*_FORMS[:3], ("k3", "k3 clamped to +-20 and +-10", kl.k3_clamped), *_FORMS[3:])
+_OWN_FORMS = tuple((name, name, each) for name, each in kl.ESTIMATORS.items())
+_FORMS = (*_OWN_FORMS[:3], ("k3", "k3 clamped to +-20 and +-10", kl.k3_clamped), *_OWN_FORMS[3:])
 
 
 #: What an estimator may leave of a recorded KL, by the precision it is stored in.

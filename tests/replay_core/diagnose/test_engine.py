@@ -261,7 +261,9 @@ def test_a_log_is_read_for_its_signals_and_its_numbers_not_for_every_rule(
     monkeypatch.setattr(Record, "tensors", counted)
     diagnose(log)
     assert len(read) == 80
-    assert max(read.values()) <= 3
+    # That of the optimizer's settings is read by who looks for its state, too.
+    assert max(read.values()) <= 4
+    assert sum(read.values()) <= 3 * len(read) + 1
 
 
 def test_a_small_dump_is_read_once_for_all_rules_that_go_through_its_batches(

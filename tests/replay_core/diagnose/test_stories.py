@@ -128,7 +128,7 @@ def commands_of(finding: Finding) -> list[str]:
 
 def assert_exists(text: str) -> None:
     """The command is one of rldbg's, and has every option that is named before its `--`."""
-    words = shlex.split(text)
+    words = shlex.split(text, comments=True)
     context = click.Context(cli)  # type: ignore[arg-type]
     command = cli.get_command(context, words[1])  # type: ignore[attr-defined]
     assert command is not None, f"there is no command {words[1]}: {text}"

@@ -16,8 +16,8 @@ from replay_core.referee.ruled import RuledScalar
 from replay_core.referee.scalars import ruled_scalars
 
 GENERATOR = np.random.default_rng(0)
-OLD, TRUTH = GENERATOR.normal(-2, 1, (4, 9)), GENERATOR.normal(0, 1e-4, (4, 9))
-TRUTH = OLD + TRUTH
+OLD = GENERATOR.normal(-2, 1, (4, 9))
+TRUTH = OLD + GENERATOR.normal(0, 1e-4, (4, 9))
 NOISE = 0.01
 
 
