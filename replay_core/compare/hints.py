@@ -43,7 +43,8 @@ class Clues(Struct):
         """Take a row, in the order of computation."""
         if row.verdict == "SHAPE":
             self._shapes[row.name] = None
-        if row.figures is not None and row.name in _LOSSES:
+        # What rounding leaves of a loss is off by no setting.
+        if row.figures is not None and row.name in _LOSSES and row.verdict.diverges:
             self._gaps[row.name] = max(self._gaps.get(row.name, 0.0), row.figures.max_abs)
         if row.a is not None and row.b is not None and row.a[1].dtype != row.b[1].dtype:
             self._dtypes.add((row.a[1].dtype, row.b[1].dtype))

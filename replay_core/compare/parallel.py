@@ -156,6 +156,9 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         and (of_one := _of_one_weight(rows) or _far_off(rows) or _all_others(rows)) is not None
     ):
         kept = [of_one, *kept]
+    if any(one.fault.kind != "apart" and not one.is_result for one in kept):
+        # Weights that are apart after the step are made so by their gradients, of which one says why.
+        kept = [one for one in kept if one.fault.kind != "apart" or not one.is_result]
     return sorted(
         kept,
         key=lambda one: -_is_no_step(one, rows) or (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)),
@@ -355,6 +358,15 @@ def sentence(found: Parallel) -> str | None:
     if len(origins) == len(found.ranks):
         return f"{whose(origins)} of {found.which} {verb} at once, in {earliest.name}"
     later = {rank: row.name for rank, row in found.first.items() if rank not in origins}
-    named_later = "; ".join(f"rank {rank} in {name}, by what it received" for rank, name in sorted(later.items())[:4])
+    # Ranks that went wrong as these did received nothing: what they have of it comes later in the step.
+    alike = {
+        rank for rank in later for one in found.faults
+        if one.fault.kind != "apart" and {rank, *origins} <= set(one.fault.ranks) and one.step == earliest.key.step
+        and found.first[rank].key.step == one.step
+    }  # fmt: skip
+    named_later = "; ".join(
+        f"rank {rank} in {name}, {'as they do' if rank in alike else 'by what it received'}"
+        for rank, name in sorted(later.items())[:4]
+    )
     rest = f"; later {named_later}" if later else "; no other does"
     return f"{whose(origins)} of {found.which} {verb} first, in {earliest.name}{rest}"

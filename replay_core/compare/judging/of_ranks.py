@@ -10,7 +10,14 @@ import numpy as np
 
 from replay_core.compare.judging import algebra, own_norm
 from replay_core.compare.judging.faults import UNEXPECTED, Fault
-from replay_core.compare.judging.ranks import batch_values, gradients, log_probabilities, losses, module_values
+from replay_core.compare.judging.ranks import (
+    batch_values,
+    gradients,
+    held_otherwise,
+    log_probabilities,
+    losses,
+    module_values,
+)
 from replay_core.compare.judging.ranks.attention_in_time import AttentionInTime
 from replay_core.compare.judging.ranks.clipped_by_shares import ClippedByShares
 from replay_core.compare.judging.ranks.dealt_samples import DealtSamples
@@ -237,6 +244,11 @@ class OfRanks:
             return
         row = of.row
         row.ranks = algebra.explain(row.name, of.whole, of.together, of.held)
+        if (otherwise := held_otherwise.explain(of)) is not None:
+            row.ranks = algebra.ranked(of.together, of.held)
+            row.ranks.parted = otherwise.ranks
+            say_first(row, otherwise)
+            return
         if self._clips.judged_without(of):
             return
         self._sums.recall_parts(of)

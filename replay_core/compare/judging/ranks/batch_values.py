@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from replay_core import naming
-from replay_core.compare.judging import algebra, attention_again, contributions, own_rows, own_tokens, vocabulary
+from replay_core.compare.judging import (
+    algebra,
+    attention_again,
+    contributions,
+    normalised_apart,
+    own_rows,
+    own_tokens,
+    vocabulary,
+)
 from replay_core.compare.judging.faults import Fault, is_open
 from replay_core.compare.judging.ranks.row import RowOfRanks
+from replay_core.records import TensorRef
 
 #: Kinds of what is said of samples and tokens that is no number of theirs to be scaled or moved.
+_GROUPS = ("group_ids", "group_id", "uid", "uids", "prompt_ids", "prompt_id", "group_index")
 _NO_NUMBERS = ("ids", "positions", "mask", "loss", "note", "metric")
 
 
@@ -58,7 +68,9 @@ def of_samples(of: RowOfRanks, fault: Fault | None) -> Fault | None:
     is_of_samples = not naming.is_module_tensor(of.name) and not of.is_gradient and not of.is_weight
     if is_of_samples and of.kind not in _NO_NUMBERS and is_open(fault):
         parted = of.found.parted
-        fault = own_rows.normalised_apart(of.name, of.whole, of.held, parted) or fault
+        fault = normalised_apart.explain(of.name, of.whole, of.held, parted) or fault
+        if is_open(fault):
+            fault = normalised_apart.of_groups(of.name, of.whole, of.held, _groups_of_samples(of)) or fault
         fault = own_rows.of_samples(of.name, of.whole, of.held, parted) or fault
     return fault
 
@@ -69,3 +81,8 @@ def of_astray(of: RowOfRanks, fault: Fault | None) -> Fault | None:
     if astray is not None and of.name == "input_ids":
         return Fault(astray.kind, astray.ranks, astray.sentence)
     return fault
+
+
+def _groups_of_samples(of: RowOfRanks) -> TensorRef | None:
+    """The number of each sample's group (its prompt), as it was recorded."""
+    return next((ref for ref in map(of.other.find, _GROUPS) if ref is not None), None)

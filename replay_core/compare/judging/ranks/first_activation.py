@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from replay_core import naming, pages
 from replay_core.compare.judging import (
     algebra,
+    at_boundaries,
     attention_again,
     contributions,
     experts_returned,
     key_order,
     own_rows,
     own_share_norm,
+    same_at_every_token,
     subspaces,
 )
 from replay_core.compare.judging.faults import Fault, is_open
@@ -74,6 +76,9 @@ class FirstActivation:
     def explained(self, step: int | None, fault: Fault) -> None:
         """Say of it what a weight explained."""
         row, _ = self._off[step]
+        known = row.ranks.fault if row.ranks is not None else None
+        if known is not None:  # what it was called before says less
+            row.reason = row.reason.removeprefix(f"{known.sentence}; ")
         say_first(row, fault)
         self._off[step] = row, None
 
@@ -97,6 +102,8 @@ class FirstActivation:
             fault = self._of_tokens(of, whole, laid, row.ranks.parted)
             if fault is not None:
                 say_first(row, fault)
+                if at_boundaries.is_of_places(fault):  # what was put together since is off on all ranks alike
+                    row.ranks.parted = fault.ranks
             elif whole.shape == laid.shape and len(whole.shape) >= 2 and whole.numel <= 1 << 22:
                 off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
@@ -119,7 +126,9 @@ class FirstActivation:
         if fault is None:
             all_heads, of_ranks = joined(whole, held, attended)
             fault = self._attention.otherwise(of.name, all_heads, of_ranks, attended, parted, None)
-        return fault or own_rows.of_rows(of.name, whole, held, parted)
+        fault = fault or own_rows.of_rows(of.name, whole, held, parted)
+        fault = fault or at_boundaries.explain(of.name, whole, held, _tokens(of, whole, held))
+        return fault or same_at_every_token.explain(of.name, whole, held, parted)
 
     def _of_own_tokens(
         self, of: RowOfRanks, whole: TensorRef, laid: TensorRef, parted: tuple[int, ...]
@@ -144,6 +153,14 @@ class FirstActivation:
         # What the first token of a stretch sees alone says nothing of the others, where these can be made again.
         again = attention_again.of_seen_keys(of.name, whole, held, slices, parted, None, attended)
         return again if again is not None and (first is None or again.kind == "window") else first
+
+
+def _tokens(of: RowOfRanks, whole: TensorRef, held: HeldByRanks) -> int:
+    """The axis of tokens: that which is cut, where it is as long as a sequence; else the one behind the samples'."""
+    ids = of.micro_pair.a.find("input_ids") or of.micro_pair.b.find("input_ids")
+    if held.axis and (ids is None or len(ids.shape) < 2 or whole.shape[held.axis] == ids.shape[1]):
+        return held.axis
+    return 1
 
 
 def _is_before(row: TensorVerdict, first: TensorVerdict) -> bool:
