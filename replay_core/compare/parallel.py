@@ -77,13 +77,15 @@ def parallel(
                 found.first.setdefault(rank, row)
     try:
         found.faults = _faults(rows, together, found)
-        _look_at_the_order(found, rows if every is None else every, again)
+        _look_at_the_order(found, rows if every is None else every, again, together)
     except UNEXPECTED as error:
         found.notes.append(f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}")
     return found
 
 
-def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict], again: Sequence[TensorVerdict]) -> None:
+def _look_at_the_order(
+    found: Parallel, rows: Sequence[TensorVerdict], again: Sequence[TensorVerdict], together: Sequence[Together]
+) -> None:
     """Add what the order tells in which rows agree and part, where no tensor by itself says what went wrong."""
     kinds = {one.fault.kind for one in found.faults}
     # What an embedding tells of its stage is of all gradients of it.
@@ -106,9 +108,39 @@ def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict], again: Se
             if not found.faults and (back := told(rows)) is not None:
                 fault, first, count = back
                 found.faults = [Found(fault, first.name, first.key.step, count)]
+        if not found.faults and (apart := _losses_apart(rows, together)) is not None:
+            found.faults = [apart]
         if again and (once_more := called_again.called_again(rows, again)) is not None:
             fault, first, count = once_more
             found.faults = [Found(fault, first.name, first.key.step, count)]
+
+
+def _losses_apart(rows: Sequence[TensorVerdict], together: Sequence[Together]) -> Found | None:
+    """Where gradients part and nothing says why: a loss of which ranks with the same tokens have another each, whose
+    mean is the other run's.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or not first.name.startswith("grad."):
+        return None
+    step = first.key.step
+    if any(one.shares != "all" for one in together if one.step == step and one.ids is not None):
+        return None  # ranks with samples or tokens of their own have losses of their own
+    if not any(one.ids is not None for one in together if one.step == step):
+        return None
+    for row in rows:
+        found = row.ranks
+        if (
+            row.key.step == step and found is not None and found.relation == "mean" and len(found.summands) > 1
+            and naming.meaning(row.name).kind == "loss"
+        ):  # fmt: skip
+            fault = Fault(
+                "held otherwise", found.ranks,
+                f"{row.name} is another on each of {whose(found.ranks)}, which have the same tokens and are to "
+                "hold the same, and the mean of these is the other run's: a term of it is taken over each rank's own "
+                "part (of the vocabulary, of channels, heads or experts) and is not reduced over the ranks",
+            )  # fmt: skip
+            return Found(fault, row.name, step, 1)
+    return None
 
 
 def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: Parallel) -> list[Found]:

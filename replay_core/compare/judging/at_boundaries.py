@@ -17,13 +17,15 @@ from replay_core import pages
 from replay_core.compare.judging import dealt
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
-from replay_core.compare.pairing.ranks import HeldByRanks, named, standing_for
+from replay_core.compare.pairing.ranks import HeldByRanks, standing_for
 from replay_core.records import TensorRef
 
 #: A token is right where it is off by this part of what the worst one is off.
 _RIGHT = 0.01
 #: What part of a stretch is off at most, where a window or kernel of tokens says so.
 _MOST_OF_IT = 0.5
+#: And how many of the tokens up to the last that is off are off as well.
+_MOST_OF_THEM = 0.75
 #: How much less the last quarter of a stretch is off than its first, where a state decays.
 _DECAYS = 0.5
 #: A stretch has so many tokens at least.
@@ -45,10 +47,12 @@ class _Chunk(Struct, frozen=True):
     off: Array
 
 
-def explain(what: str, whole: TensorRef, held: HeldByRanks, tokens: int) -> Fault | None:
+def explain(
+    what: str, whole: TensorRef, held: HeldByRanks, tokens: int, *, has_weights: bool = True
+) -> Fault | None:  # fmt: skip
     """Of an output of which each rank has some tokens, or which each made so and was put together since.
 
-    tokens: the axis of tokens.
+    tokens: the axis of tokens. has_weights: whether a weight makes it, of which a rank may have another.
     """
     if whole.numel > _MOST or len(whole.shape) <= tokens or not all(ref.is_readable for ref in (whole, *held.parts)):
         return None
@@ -65,7 +69,10 @@ def explain(what: str, whole: TensorRef, held: HeldByRanks, tokens: int) -> Faul
         chunks = _chunks(held.ranks, stretches, off_S)
         if len(chunks) < 2 or min(len(one.off) for one in chunks) < _FEWEST:
             continue
-        if (fault := _at_the_ends(what, chunks, off_S) or _of_a_state(what, chunks, off_S)) is not None:
+        fault = _at_the_ends(what, chunks, off_S)
+        for turn in (1, -1):
+            fault = fault or _of_a_state(what, chunks, off_S, turn=turn, has_weights=has_weights)
+        if fault is not None:
             return fault
     return None
 
@@ -75,7 +82,8 @@ def _dealt(held: HeldByRanks, tokens: int, count: int) -> Iterator[Sequence[Sequ
     if held.axis == tokens:
         yield held.stretches
     else:
-        yield from dealt.ways(len(held.ranks), count)
+        # Of ways that say as much, that in which every rank has its own.
+        yield from sorted(dealt.ways(len(held.ranks), count), key=lambda way: -len(set(way)))
 
 
 def _chunks(ranks: Sequence[int], stretches: Sequence[Sequence[tuple[int, int]]], off_S: Array) -> list[_Chunk]:
@@ -107,6 +115,10 @@ def _at_the_ends(what: str, chunks: list[_Chunk], off_S: Array) -> Fault | None:
         counts = [int(off[::turn].size - off[::-turn].argmax()) if off.any() else 0 for _, off in inner]
         if any(count > _MOST_OF_IT * len(off) for count, (_, off) in zip(counts, inner, strict=True)):
             continue
+        # A token that is right before one that is off is in no window that reaches over the end.
+        ends = [off[::turn][:count] for count, (_, off) in zip(counts, inner, strict=True)]
+        if any(one.size and (not one[0] or one.mean() < _MOST_OF_THEM) for one in ends):
+            continue
         those = [(one, count) for (one, _), count in zip(inner, counts, strict=True) if count]
         if not those or (len(those) < len(inner) and len(inner) < 3):
             continue
@@ -132,30 +144,34 @@ def _range(start: int, length: int, count: int, turn: int) -> str:
     return f"position {first}" if first == last else f"positions {first} to {last}"
 
 
-def _of_a_state(what: str, chunks: list[_Chunk], off_S: Array) -> Fault | None:
+def _of_a_state(what: str, chunks: list[_Chunk], off_S: Array, *, turn: int, has_weights: bool) -> Fault | None:
+    """turn: 1 where what comes before a stretch is missing, -1 where what comes behind it is. has_weights: whether a
+    weight makes it, of which a rank may have another.
+    """
+    first, *others = chunks[::turn]
     line = _RIGHT * off_S.max()
-    if (chunks[0].off > line).any() or any((one.off[: _FEWEST // 2] <= line).any() for one in chunks[1:]):
+    ends = [one.off[::turn] for one in others]
+    if (first.off > line).any() or any((one[: _FEWEST // 2] <= line).any() for one in ends):
         return None
-    first_ranks = set(chunks[0].ranks)
-    # Ranks that have the sequence's beginning right and are off elsewhere have no other weights.
-    is_by_place = any(first_ranks & set(one.ranks) for one in chunks[1:]) or len(chunks) > 2
-    quarters = [max(len(one.off) // 4, 1) for one in chunks]
-    decay = [
-        float(one.off[-n:].mean() / max(float(one.off[:n].mean()), 1e-300))
-        for one, n in zip(chunks[1:], quarters[1:], strict=True)
-    ]
+    # Ranks that have one end of the sequence right and are off elsewhere have no other weights.
+    is_by_place = any(set(first.ranks) & set(one.ranks) for one in others) or len(chunks) > 2 or not has_weights
+    quarters = [max(len(one) // 4, 1) for one in ends]
+    decay = [float(one[-n:].mean() / max(float(one[:n].mean()), 1e-300)) for one, n in zip(ends, quarters, strict=True)]
     decays = max(decay) <= _DECAYS
     if not (decays or is_by_place):
         return None
-    ranks = tuple(sorted({rank for one in chunks[1:] for rank in one.ranks}))
-    how = (
-        "most at its first tokens and ever less behind them: the state that the tokens before leave (of a recurrence, "
-        "a scan, a running sum) is not handed on, and each stretch begins with zeros" if decays else
-        "at all of its tokens: what these are to get of the tokens before them (a recurrent state, keys and values, "
-        "positions counted from the sequence's beginning) is missing, or another rank's"
-    )  # fmt: skip
+    ranks = tuple(sorted({rank for one in others for rank in one.ranks}))
+    side, end = ("before", "begins") if turn > 0 else ("behind", "ends")
+    if turn < 0:
+        state = "a sum of what is to come (returns, advantages), which each rank takes over its own tokens"
+    elif decays:
+        state = "a state (of a recurrence, a scan, a running sum), and each stretch begins with zeros"
+    else:
+        state = "a state, keys and values, or positions counted from the sequence's beginning"
+    how = f"most next to them and ever less away from them, as of {state}" if decays else f"at all tokens: {state}"
     return Fault(
         STATE, ranks,
-        f"{what} is right in the stretch that begins the sequence (positions 0 to {len(chunks[0].off) - 1}, "
-        f"{whose(chunks[0].ranks)}), and off in every other ({named(ranks)}), {how}",
+        f"{what} is right in the stretch that {end} the sequence (positions {first.start} to "
+        f"{first.start + len(first.off) - 1}, {whose(first.ranks)}), and off in every other ({whose(ranks)}): what is "
+        f"to come from the tokens {side} these is missing, {how}",
     )  # fmt: skip

@@ -35,7 +35,7 @@ CONSTANT, CHANNELS = "constant", "channel factors"
 def explain(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
     """Of an output [..., H], of whose rows or channels ranks have all or some."""
     found = []
-    for there_NH, here_NH in _rows(whole, held, parted):
+    for _, there_NH, here_NH in _rows(whole, held, parted):
         off_NH = here_NH - there_NH
         kind = CONSTANT if _is_constant(off_NH) else CHANNELS if _channels(there_NH, here_NH) is not None else None
         if kind is None or np.linalg.norm(there_NH - there_NH.mean(0)) < _VARIES * np.linalg.norm(there_NH):
@@ -61,8 +61,8 @@ def explain(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
 def by_bias(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], bias: HeldByRanks) -> Fault | None:
     """How often the layer's bias is in an output that is off by the same vector at every token."""
     times = []
-    for number, (there_NH, here_NH) in enumerate(_rows(whole, held, parted)):
-        own = _own(bias, parted[number])
+    for rank, there_NH, here_NH in _rows(whole, held, parted):
+        own = _own(bias, rank)
         mean_H = (here_NH - there_NH).mean(0)
         if own is None or own.shape != mean_H.shape or not own.any():
             return None
@@ -86,7 +86,7 @@ def by_bias(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
 def by_weight(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], weight_H: Array) -> Fault | None:
     """What was done with the weight of each channel, of an output that is off by a factor of each."""
     those = []
-    for there_NH, here_NH in _rows(whole, held, parted):
+    for _, there_NH, here_NH in _rows(whole, held, parted):
         made = _channels(there_NH, here_NH)
         if made is None or made.shape != weight_H.shape or not weight_H.all():
             return None
@@ -138,15 +138,13 @@ def _channels(there_NH: Array, here_NH: Array) -> Array | None:
 
 
 def _range(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> tuple[float, float]:
-    every = [made for there, here in _rows(whole, held, parted) if (made := _channels(there, here)) is not None]
+    every = [made for _, there, here in _rows(whole, held, parted) if (made := _channels(there, here)) is not None]
     return min(float(one.min()) for one in every), max(float(one.max()) for one in every)
 
 
-def _rows(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> list[tuple[Array, Array]]:
+def _rows(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> list[tuple[int, Array, Array]]:
     """What the ranks that part have, and the other run's of the same place, as rows; none where it cannot be asked."""
-    if len(whole.shape) < 2 or not naming.is_module_tensor(what := held.parts[0].name) or naming.is_of_experts(what):
-        return []
-    if not are_asked(whole, held, parted):
+    if len(whole.shape) < 2 or naming.is_of_experts(held.parts[0].name) or not are_asked(whole, held, parted):
         return []
     found = []
     for own in each_of(whole, held, parted):
@@ -159,7 +157,7 @@ def _rows(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> list[tu
         has = there.any(1)  # of padding a rank may have anything
         if has.sum() < _FEWEST:
             return []
-        found.append((there[has], here[has]))
+        found.append((own.rank, there[has], here[has]))
     return found
 
 

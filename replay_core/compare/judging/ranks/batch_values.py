@@ -5,6 +5,7 @@ from __future__ import annotations
 from replay_core import naming
 from replay_core.compare.judging import (
     algebra,
+    at_boundaries,
     attention_again,
     contributions,
     normalised_apart,
@@ -72,6 +73,8 @@ def of_samples(of: RowOfRanks, fault: Fault | None) -> Fault | None:
         if is_open(fault):
             fault = normalised_apart.of_groups(of.name, of.whole, of.held, _groups_of_samples(of)) or fault
         fault = own_rows.of_samples(of.name, of.whole, of.held, parted) or fault
+        if is_open(fault) and len(of.whole.shape) == 2 and of.kind == "value":
+            fault = at_boundaries.explain(of.name, of.whole, of.held, 1, has_weights=False) or fault
     return fault
 
 
