@@ -16,7 +16,7 @@ from replay_core import naming, pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.own_rows import are_asked, each_of
 from replay_core.compare.judging.products import Array
-from replay_core.compare.pairing.ranks import HeldByRanks
+from replay_core.compare.pairing.ranks import HeldByRanks, standing_for
 from replay_core.records import TensorRef
 
 #: Fewer rows, or narrower ones, are off by the same by chance.
@@ -60,6 +60,8 @@ def explain(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
 
 def by_bias(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], bias: HeldByRanks) -> Fault | None:
     """How often the layer's bias is in an output that is off by the same vector at every token."""
+    if (slices := _by_slice(what, whole, held, parted, bias)) is not None:
+        return slices
     times = []
     for rank, there_NH, here_NH in _rows(whole, held, parted):
         own = _own(bias, rank)
@@ -81,6 +83,44 @@ def by_bias(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
         f"{what} on {whose(parted)} is the other run's plus one vector, the same for every token, which is "
         f"{often - 1:.3g} times its bias: {said}",
     )  # fmt: skip
+
+
+def _by_slice(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], bias: HeldByRanks) -> Fault | None:
+    """Whether some ranks' channels of an output alone are off, by what the bias of another rank's channels makes."""
+    count = len(held.ranks)
+    rows, width = _rows(whole, held, parted[:1]), whole.shape[-1]
+    laid = standing_for(bias) if bias.is_cut else bias.parts[0]
+    if held.axis == len(whole.shape) - 1:
+        rows = [(0, *_as_rows(whole, held))]
+    if not rows or count < 2 or width % count or laid.shape != (width,) or not laid.is_readable:
+        return None
+    _, there_NH, here_NH = rows[0]
+    if there_NH.shape[-1] != width:
+        return None
+    each = width // count
+    off_RC = (here_NH - there_NH).mean(0).reshape(count, each)
+    bias_RC = pages.array(laid).astype(np.float64).reshape(count, each)
+    size_R = np.linalg.norm(off_RC, axis=1)
+    odd = [at for at in range(count) if size_R[at] > _LEFT * size_R.max()]
+    if not 0 < len(odd) < count:
+        return None
+    said = []
+    for at in odd:
+        left = [float(np.linalg.norm(off_RC[at] + bias_RC[at] - other)) for other in bias_RC]
+        nearest = int(np.argmin(left))
+        if nearest == at or left[nearest] > _STEPPED * size_R[at]:
+            return None
+        said.append(f"rank {held.ranks[at]} adds the bias of rank {held.ranks[nearest]}'s channels")
+    return Fault(
+        CONSTANT, tuple(held.ranks[at] for at in odd),
+        f"{what} is off by one vector, the same for every token, in the channels of some ranks alone: "
+        f"{'; '.join(said)} (its bias is not cut as its weight is)",
+    )  # fmt: skip
+
+
+def _as_rows(whole: TensorRef, held: HeldByRanks) -> tuple[Array, Array]:
+    there, here = (pages.array(ref).astype(np.float64) for ref in (whole, standing_for(held)))
+    return there.reshape(-1, whole.shape[-1]), here.reshape(-1, whole.shape[-1])
 
 
 def by_weight(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], weight_H: Array) -> Fault | None:

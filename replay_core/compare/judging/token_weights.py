@@ -140,7 +140,10 @@ def explain(
             if counted_N is None:
                 return _of_tokens(what, parts, weights_N, own_N, near)
             # What is off before the loss (advantages) weighs tokens otherwise, and says why itself.
-            return _of_counted_tokens(what, parts, weights_N, own_N, counted_N, near) if is_first else None
+            by_rows = _by_rows(what, heads, parts, weights_N, own_N, counted_N, near)
+            if by_rows is not None or not is_first:
+                return by_rows
+            return _of_counted_tokens(what, parts, weights_N, own_N, counted_N, near)
         is_told = is_first and 4 * len(left_NR) <= here_RC.size and left >= _FOREIGN
         return _foreign(what, parts, left) if is_told else None
     for part, factor in zip(parts, factors, strict=True):
@@ -234,6 +237,46 @@ def _by_own_counts(what: str, parts: list[_Tokens], near: float) -> Fault | None
             "is not summed over the ranks that have the others",
         )  # fmt: skip
     return None
+
+
+def _by_rows(
+    what: str, heads: Sequence[GivenToHead], parts: list[_Tokens], there_N: Array, here_N: Array,
+    counted_N: NDArray[np.bool_], near: float,
+) -> Fault | None:  # fmt: skip
+    """Whether what each rank has of a row weighs as many times too much as it has fewer of its tokens than all: each
+    row is divided by the rank's own number of its tokens.
+    """
+    row_N = np.concatenate([
+        number * (1 << 20) + np.repeat(np.arange(one.inputs.shape[0]), one.inputs.shape[1])
+        for number, one in enumerate(heads) if len(one.inputs.shape) == 3
+    ] or [np.zeros(0, np.int64)])  # fmt: skip
+    if len(row_N) != len(there_N):
+        return None
+    size, shared, every = float(np.abs(there_N).max(initial=0.0)), 0, []
+    for part in parts:
+        mine_N = np.zeros(len(there_N), np.bool_)
+        mine_N[part.tokens] = True
+        for row in np.unique(row_N[mine_N & counted_N]):
+            of_row = (row_N == row) & counted_N
+            own = of_row & mine_N
+            asked = own & (np.abs(there_N) > near * size)
+            if not asked.any():
+                continue
+            factors = here_N[asked] / there_N[asked]
+            expected = of_row.sum() / own.sum()
+            # Of few tokens the weights are solved for less well than those of all.
+            if abs(float(np.median(factors)) - expected) > 3 * near * expected:
+                return None
+            shared += expected > 1
+            every.append(float(expected))
+    if shared < 2 or max(every) - min(every) < 0.01:
+        return None
+    return Fault(
+        "own token count", tuple(sorted({rank for part in parts for rank in part.ranks})),
+        f"{what} weighs what each rank has of a row by a factor of its own ({min(every):.3g} to {max(every):.3g}), "
+        "which is the number of the row's tokens that count by the rank's own of them: each row's mean is over the "
+        "rank's own tokens of it, and is not reduced over the ranks that have the others",
+    )  # fmt: skip
 
 
 def _of_counted_tokens(

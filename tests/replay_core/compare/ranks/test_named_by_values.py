@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,10 @@ def given(tokens: Tensor | slice, **modules: Tensor) -> Step:
         "batch_inputs": {"input_ids": IDS[:, tokens].contiguous()},
         "modules": {name.replace("__", "."): value[:, tokens].contiguous() for name, value in modules.items()},
     }
+
+
+def also(step: Step, stage: str, **values: Any) -> Step:
+    return {**step, stage: {name.replace("__", "."): value for name, value in values.items()}}
 
 
 def off(*tokens: int) -> Tensor:
@@ -111,9 +116,9 @@ def test_in_zigzag_the_rank_that_begins_the_sequence_has_a_boundary_too() -> Non
 def test_numbers_of_tokens_that_are_sums_over_a_ranks_own_tokens_to_come(tmp_path: Path) -> None:
     rewards = random(4, 16, seed=4)
     right, own = rewards.flip(1).cumsum(1).flip(1), [rewards[:, half].flip(1).cumsum(1).flip(1) for half in HALVES]
-    whole = given(slice(0, 16), embed_tokens__output=HIDDEN) | {"forward_data": {"returns": right}}
+    whole = also(given(slice(0, 16), embed_tokens__output=HIDDEN), "forward_data", returns=right)
     ranks = [
-        given(half, embed_tokens__output=HIDDEN) | {"forward_data": {"returns": one}}
+        also(given(half, embed_tokens__output=HIDDEN), "forward_data", returns=one)
         for half, one in zip(HALVES, own, strict=True)
     ]
     told = found(tmp_path, whole, *ranks)
@@ -158,7 +163,7 @@ def test_a_bias_is_counted_in_an_output(times: float, said: str, tmp_path: Path)
             layers__0__mlp__fc2__output=HIDDEN + often * BIAS,
         )
         # Recorded after the step, which moved it a little.
-        return made | {"param": {"param.layers.0.mlp.fc2.bias": BIAS + 1e-3 * random(8, seed=int(often))}}
+        return also(made, "param", param__layers__0__mlp__fc2__bias=BIAS + 1e-3 * random(8, seed=int(often)))
 
     told = found(tmp_path, step(1.0), step(times), step(times))
     assert kinds(told)[0] == same_at_every_token.CONSTANT
@@ -177,7 +182,7 @@ def test_a_bias_is_counted_in_an_output(times: float, said: str, tmp_path: Path)
 def test_a_weight_of_each_channel_is_known_by_its_factors(by: Tensor, said: str, tmp_path: Path) -> None:
     def step(values: Tensor) -> Step:
         made = given(slice(0, 16), embed_tokens__output=HIDDEN, layers__0__input_layernorm__output=values)
-        return made | {"param": {"param.layers.0.input_layernorm.weight": SCALE}}
+        return also(made, "param", param__layers__0__input_layernorm__weight=SCALE)
 
     told = found(tmp_path, step(HIDDEN), step(HIDDEN * by), step(HIDDEN * by))
     assert kinds(told)[0] == same_at_every_token.CHANNELS
@@ -240,7 +245,7 @@ def test_losses_that_are_divided_by_a_ranks_own_count(
 
     def step(tokens: slice, loss: float) -> Step:
         made = given(tokens, embed_tokens__output=HIDDEN)
-        return made | {"forward_data": {"response_mask": MASK[:, tokens].long()}, "loss": {"pg_loss": loss}}
+        return also(also(made, "forward_data", response_mask=MASK[:, tokens].long()), "loss", pg_loss=loss)
 
     own = [
         float((numbers * MASK)[:, half].sum()) / divide(total, float(MASK[:, half].sum())) for half in HALVES
@@ -259,7 +264,7 @@ def test_a_loss_of_every_token_whose_ranks_smooth_over_their_own_words(tmp_path:
 
     def step(loss: Tensor, words: slice) -> Step:
         made = given(slice(0, 16), lm_head__output=logits[..., words])
-        return made | {"forward_data": {"token_loss": loss}}
+        return also(made, "forward_data", token_loss=loss)
 
     shares = [slice(0, 10), slice(10, 20)]
     own = [torch.logsumexp(logits, -1) - 0.1 * logits[..., words].mean(-1) for words in shares]
@@ -281,7 +286,7 @@ def test_a_term_of_a_loss_that_is_of_a_ranks_own_words(
 
     def step(words: slice) -> Step:
         made = given(slice(0, 16), lm_head__output=logits[..., words])
-        return made | {"forward_data": {"token_loss": right + term(logits[..., words])}}
+        return also(made, "forward_data", token_loss=right + term(logits[..., words]))
 
     told = found(tmp_path, step(slice(0, 20)), step(slice(0, 10)), step(slice(10, 20)))
     assert kinds(told) == ["held otherwise"]
