@@ -79,7 +79,7 @@ def by_bias(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
     if said is None:
         return None
     return Fault(
-        CONSTANT, tuple(parted),
+        "too much" if often > 1 + _TIMES else CONSTANT, tuple(parted),
         f"{what} on {whose(parted)} is the other run's plus one vector, the same for every token, which is "
         f"{often - 1:.3g} times its bias: {said}",
     )  # fmt: skip

@@ -36,6 +36,8 @@ from replay_core.records import TensorRef
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
+_MOST = 1 << 22
+
 
 class MadeOf(Struct, frozen=True):
     """What a first activation was made of, for its weight to explain it by.
@@ -100,14 +102,21 @@ class FirstActivation:
         self._made_of[of.step] = MadeOf(held, whole, slices, attended, ids)
         if row.ranks is not None and is_open(row.ranks.fault):
             fault = self._of_tokens(of, whole, laid, row.ranks.parted)
+            is_constant = fault is not None and fault.kind == same_at_every_token.CONSTANT
             if fault is not None:
                 say_first(row, fault)
                 if at_boundaries.is_of_places(fault):  # what was put together since is off on all ranks alike
                     row.ranks.parted = fault.ranks
-            elif whole.shape == laid.shape and len(whole.shape) >= 2 and whole.numel <= 1 << 22:
+            # Which bias a constant is may be said by what every rank has whole.
+            if (
+                (fault is None or is_constant)
+                and whole.shape == laid.shape
+                and len(whole.shape) >= 2
+                and whole.numel <= _MOST
+            ):
                 off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
-                if off_NH is not None and held.axis in (None, 0, 1):
+                if off_NH is not None and fault is None and held.axis in (None, 0, 1):
                     there_NH = pages.array(whole).astype(np.float64).reshape(off_NH.shape)
                     fault = subspaces.of_other_shards(row.name, there_NH + off_NH, there_NH, held.ranks)
                     if fault is not None:

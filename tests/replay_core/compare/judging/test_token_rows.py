@@ -103,7 +103,7 @@ def dealt(folder: Path, sampled: list[int], wrong: int | None = None) -> set[tup
 
 def test_samples_that_are_dealt_by_another_ranks_number_are_named(tmp_path: Path) -> None:
     assert dealt(tmp_path / "right", [0, 0, 1, 1]) == set()
-    assert dealt(tmp_path / "wrong", [0, 0, 1, 1], wrong=2) == {("apart", (2,))}
+    assert dealt(tmp_path / "wrong", [0, 0, 1, 1], wrong=2) == {("constant", (2,))}
     assert dealt(tmp_path / "dealt", [0, 1, 0, 1]) == {("dealt otherwise", (0, 1, 2, 3))}
 
 

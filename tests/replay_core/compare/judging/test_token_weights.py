@@ -143,7 +143,7 @@ OF_ROW = COUNTS.sum(1, keepdim=True)
 OWN_OF_ROW = torch.cat([COUNTS[:, one].sum(1, keepdim=True).expand(4, COUNTS[:, one].shape[1]) for one in SHARES], 1)
 OF_SHARE = torch.cat([COUNTS[:, share].sum().expand(4, COUNTS[:, share].shape[1]) for share in SHARES], 1)
 WEIGHED: dict[str, tuple[Tensor, Tensor, str, str]] = {
-    "by a rank's own number of all": (COUNTS * 1.0, COUNTS.sum() / OF_SHARE, "own token count", "which is 17, the number of all"),
+    "by a rank's own number of all": (COUNTS * 1.0, COUNTS.sum() / OF_SHARE, "own token count", "which is 17"),
     "by a rank's own number of each row": (
         COUNTS / OF_ROW, OF_ROW / OWN_OF_ROW.clamp(min=1), "own token count", "each row's mean",
     ),

