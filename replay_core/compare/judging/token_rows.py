@@ -170,11 +170,14 @@ def reduced_of_some(what: str, whole: TensorRef, held: HeldByRanks, given: Seque
     of_rank = {rank: np.unique(np.concatenate([one.ids for one in mine])) for rank, mine in own.items() if mine}
     if len(of_rank) < len(ranks):
         return None
+    groups = _alike(held)
+    group_of = {rank: number for number, members in enumerate(groups) for rank in members}
     for kept in micros:
         right, wrong, missed = 0, 0, 0
         for rank, is_off_V in zip(ranks, is_off, strict=True):
             lost = [
-                one.ids for other in ranks if other != rank and not np.array_equal(of_rank[other], of_rank[rank])
+                one.ids for other in ranks
+                if group_of[other] != group_of[rank] and not np.array_equal(of_rank[other], of_rank[rank])
                 for one in own[other] if one.micro != kept
             ]  # fmt: skip
             if not lost:
@@ -189,7 +192,6 @@ def reduced_of_some(what: str, whole: TensorRef, held: HeldByRanks, given: Seque
         if not wrong and right >= _FEWEST * len(ranks) and missed >= _MOSTLY * lost_words and missed >= _FEWEST:
             which = "last" if kept == micros[-1] else "first" if kept == micros[0] else f"{kept}."
             others = "the earlier ones" if kept == micros[-1] else "all others"
-            groups = _alike(held)
             said, over, each, alone = whose(ranks), "ranks", "each rank", "their own alone"
             if len(groups) < len(ranks):
                 said = f"{'; '.join(named(one) for one in groups)} (ranks that hold the same, as replicas do)"

@@ -293,6 +293,18 @@ def test_a_term_of_a_loss_that_is_of_a_ranks_own_words(
     assert said in told.faults[0].fault.sentence
 
 
+def test_losses_of_ranks_with_the_same_tokens_explain_gradients_that_nothing_else_does(tmp_path: Path) -> None:
+    """No number of a token was recorded, and the losses are as near each other as rounding might leave them."""
+
+    def step(loss: float, off: float) -> Step:
+        made = also(given(slice(0, 16), embed_tokens__output=HIDDEN), "loss", loss=loss)
+        return also(made, "gradient", grad__lm_head__weight=random(20, 8) + off * random(20, 8, seed=int(100 * off)))
+
+    told = found(tmp_path, step(5.37179, 0.0), step(5.37138, 0.02), step(5.37220, 0.03))
+    assert kinds(told) == ["held otherwise"]
+    assert told.faults[0].name == "loss"
+
+
 # ---- what is said of ranks beside a cause
 
 
