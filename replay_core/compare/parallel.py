@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from replay_core import naming
 from replay_core.compare import called_again, clipping, stages_back
+from replay_core.compare.judging import at_boundaries, same_at_every_token
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.token_rows import LOST_MICRO_BATCH
 from replay_core.compare.pairing.ranks import Together, Which
@@ -23,6 +24,8 @@ _FAR, _FEWEST_WEIGHTS, _ONE_FACTOR = 8.0, 4, 0.02
 _UNLIKE = 0.2
 #: A weight that is off by this part of its norm is another one; and what part of all weights are nearly all.
 _OTHER, _NEARLY_ALL = 0.3, 0.6
+#: Kinds of what an output's values alone say, which another weight makes as well.
+_OF_VALUES = ("apart", at_boundaries.STATE, same_at_every_token.CONSTANT, same_at_every_token.CHANNELS)
 
 
 class Found(Struct):
@@ -184,10 +187,11 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
     if (
-        all(one.fault.kind == "apart" for one in kept)
+        all(one.fault.kind in _OF_VALUES for one in kept)
         and (of_one := _of_one_weight(rows) or _far_off(rows) or _all_others(rows)) is not None
     ):
-        kept = [of_one, *kept]
+        # A weight that is another says more than what its output looks like.
+        kept = [of_one, *(one for one in kept if one.fault.kind == "apart")]
     if any(one.fault.kind != "apart" and not one.is_result for one in kept):
         # Weights that are apart after the step are made so by their gradients, of which one says why.
         kept = [one for one in kept if one.fault.kind != "apart" or not one.is_result]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay_core.compare.judging import algebra, own_norm
+from replay_core.compare.judging import algebra, at_boundaries, own_norm
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, is_open
 from replay_core.compare.judging.ranks import (
     batch_values,
@@ -271,6 +271,8 @@ class OfRanks:
         of.found.fault = fault
         if fault is not None:
             say_first(row, fault)
+            if at_boundaries.is_of_places(fault):  # what was put together since is off on all ranks alike
+                of.found.parted = fault.ranks
         self._scaled.note(of, fault)
 
 

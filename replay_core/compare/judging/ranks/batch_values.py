@@ -16,9 +16,13 @@ from replay_core.compare.judging import (
 from replay_core.compare.judging.faults import Fault, is_open
 from replay_core.compare.judging.ranks.row import RowOfRanks
 from replay_core.records import TensorRef
+from replay_core.regexes import regex
 
-#: Kinds of what is said of samples and tokens that is no number of theirs to be scaled or moved.
+#: Names of sums over the tokens to come, which no model makes.
+_TO_COME = regex(r"return|advantage|reward|gae")
+#: Names of the number of a sample's group.
 _GROUPS = ("group_ids", "group_id", "uid", "uids", "prompt_ids", "prompt_id", "group_index")
+#: Kinds of what is said of samples and tokens that is no number of theirs to be scaled or moved.
 _NO_NUMBERS = ("ids", "positions", "mask", "loss", "note", "metric")
 
 
@@ -74,7 +78,9 @@ def of_samples(of: RowOfRanks, fault: Fault | None) -> Fault | None:
             fault = normalised_apart.of_groups(of.name, of.whole, of.held, _groups_of_samples(of)) or fault
         fault = own_rows.of_samples(of.name, of.whole, of.held, parted) or fault
         if is_open(fault) and len(of.whole.shape) == 2 and of.kind == "value":
-            fault = at_boundaries.explain(of.name, of.whole, of.held, 1, has_weights=False) or fault
+            # What no model makes is off on one rank for no weight of its own.
+            has_weights = _TO_COME.search(of.name) is None
+            fault = at_boundaries.explain(of.name, of.whole, of.held, 1, has_weights=has_weights) or fault
     return fault
 
 

@@ -16,6 +16,7 @@ from replay_core.compare.judging import (
     attention_again,
     contributions,
     experts_returned,
+    experts_spread,
     key_order,
     own_rows,
     own_share_norm,
@@ -135,6 +136,9 @@ class FirstActivation:
         if fault is None:
             all_heads, of_ranks = joined(whole, held, attended)
             fault = self._attention.otherwise(of.name, all_heads, of_ranks, attended, parted, None)
+        if fault is None:
+            before = [*reversed(slices), *self._before.whole(of)]
+            fault = experts_spread.explain(of.name, whole, laid, of.together.ranks, before)
         fault = fault or own_rows.of_rows(of.name, whole, held, parted)
         fault = fault or at_boundaries.explain(of.name, whole, held, _tokens(of, whole, held))
         return fault or same_at_every_token.explain(of.name, whole, held, parted)

@@ -126,6 +126,51 @@ def test_numbers_of_tokens_that_are_sums_over_a_ranks_own_tokens_to_come(tmp_pat
     assert "returns is right in the stretch that ends the sequence" in told.faults[0].fault.sentence
 
 
+def test_ranks_with_other_weights_lack_no_state(tmp_path: Path) -> None:
+    """Four ranks that share a sequence, of which those behind the first were drawn with another seed."""
+    quarters = [slice(4 * at, 4 * at + 4) for at in range(4)]
+    names = [f"layers.{layer}.{part}.weight" for layer in range(3) for part in ("up", "down")]
+
+    def step(tokens: slice, seed: int) -> Step:
+        weights = {name: random(8, 8, seed=seed + number) for number, name in enumerate(names)}
+        made = given(tokens, embed_tokens__output=HIDDEN, layers__0__up__output=HIDDEN @ weights[names[0]].T)
+        return {**made, "param": {f"param.{name}": value for name, value in weights.items()}}
+
+    told = found(tmp_path, step(slice(0, 16), 1), *(step(own, 1 if own.start == 0 else 50) for own in quarters))
+    assert kinds(told)[0] == "other weights"
+    assert at_boundaries.STATE not in kinds(told)
+
+
+# ---- experts
+
+
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_tokens_that_are_off_where_their_experts_are_on_several_ranks(is_normalised: bool, tmp_path: Path) -> None:
+    """Two ranks with two of four experts each, of which every token has two; each normalises over its own."""
+    scores = random(4, 16, 4, seed=6)
+    weights, chosen = scores.softmax(-1).topk(2, -1)
+    experts = random(4, 8, 8, seed=7)
+    made = torch.einsum("bsh,eho->bseo", HIDDEN, experts)
+
+    def put_together(of: Tensor) -> Tensor:
+        return (made.gather(2, chosen[..., None].expand(-1, -1, -1, 8)) * of[..., None]).sum(2)
+
+    own = [weights * (chosen // 2 == rank) for rank in range(2)]
+    right = weights / weights.sum(-1, keepdim=True)
+    apart = sum((one / one.sum(-1, keepdim=True).clamp(min=1e-9) for one in own), torch.zeros_like(weights))
+    here = put_together(apart) if is_normalised else put_together(right) + 0.1 * random(4, 16, 8, seed=9)
+
+    def step(rows: slice, values: Tensor) -> Step:
+        names = {"layers.0.mlp.gate.output": scores, "layers.0.mlp.output": values}
+        return {
+            "batch_inputs": {"input_ids": IDS[rows].contiguous()},
+            "modules": {name: value[rows].contiguous() for name, value in names.items()},
+        }
+
+    told = found(tmp_path, step(slice(0, 4), put_together(right)), *(step(slice(at, at + 2), here) for at in (0, 2)))
+    assert ("experts spread" in kinds(told)) is is_normalised
+
+
 # ---- the same at every token
 
 AT_ALL: dict[str, tuple[Tensor, str | None]] = {
