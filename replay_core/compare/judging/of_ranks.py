@@ -84,6 +84,7 @@ class OfRanks:
             batch_values.of_own_tokens,
             batch_values.of_samples,
             losses.of_losses,
+            _of_norms,
             module_values.of_other_samples,
             module_values.of_halves,
             module_values.of_order,
@@ -274,6 +275,11 @@ class OfRanks:
             if at_boundaries.is_of_places(fault):  # what was put together since is off on all ranks alike
                 of.found.parted = fault.ranks
         self._scaled.note(of, fault)
+
+
+def _of_norms(of: RowOfRanks, fault: Fault | None) -> Fault | None:
+    """Whether the squares of ranks' norms add up to the other run's."""
+    return fault if not is_open(fault) else own_norm.not_summed(of.name, of.whole, of.held) or fault
 
 
 def _note_mean(of: RowOfRanks) -> None:

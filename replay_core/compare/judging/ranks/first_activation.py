@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.compare.judging import (
+    added_again,
     algebra,
     at_boundaries,
     attention_again,
@@ -139,6 +140,8 @@ class FirstActivation:
         if fault is None:
             before = [*reversed(slices), *self._before.whole(of)]
             fault = experts_spread.explain(of.name, whole, laid, of.together.ranks, before)
+            every = of.together.ranks
+            fault = fault or added_again.explain(of.name, whole, laid, every, parted, of.other)
         fault = fault or own_rows.of_rows(of.name, whole, held, parted)
         fault = fault or at_boundaries.explain(of.name, whole, held, _tokens(of, whole, held))
         return fault or same_at_every_token.explain(of.name, whole, held, parted)

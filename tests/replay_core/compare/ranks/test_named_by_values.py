@@ -171,6 +171,31 @@ def test_tokens_that_are_off_where_their_experts_are_on_several_ranks(is_normali
     assert ("experts spread" in kinds(told)) is is_normalised
 
 
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (2.0, "once for each of the 2 ranks"),
+        (0.0, "is not added"),
+        (3.0, "added 3 times"),
+        (1.3, "1.3 times, where it"),
+    ],
+)
+def test_an_output_that_is_added_another_number_of_times(times: float, said: str, tmp_path: Path) -> None:
+    """A shared expert's, beside those that ranks share, of ranks with samples of their own."""
+    beside = random(4, 16, 8, seed=5)
+
+    def step(rows: slice, often: float) -> Step:
+        names = {"layers.0.mlp.shared_expert.output": beside, "layers.0.mlp.output": HIDDEN + often * beside}
+        return {
+            "batch_inputs": {"input_ids": IDS[rows].contiguous()},
+            "modules": {name: value[rows].contiguous() for name, value in names.items()},
+        }
+
+    told = found(tmp_path, step(slice(0, 4), 1.0), *(step(slice(at, at + 2), times) for at in (0, 2)))
+    assert kinds(told) == ["added again"]
+    assert said in told.faults[0].fault.sentence
+
+
 # ---- the same at every token
 
 AT_ALL: dict[str, tuple[Tensor, str | None]] = {
@@ -348,6 +373,16 @@ def test_losses_of_ranks_with_the_same_tokens_explain_gradients_that_nothing_els
     told = found(tmp_path, step(5.37179, 0.0), step(5.37138, 0.02), step(5.37220, 0.03))
     assert kinds(told) == ["held otherwise"]
     assert told.faults[0].name == "loss"
+
+
+@pytest.mark.parametrize(("norms", "is_told"), [((3.0, 4.0), True), ((3.0, 4.1), False), ((5.1, 5.1), False)])
+def test_norms_whose_squares_add_up_to_the_other_runs(
+    norms: tuple[float, float], is_told: bool, tmp_path: Path
+) -> None:
+    def step(norm: float) -> Step:
+        return also(given(slice(0, 16), embed_tokens__output=HIDDEN), "training_metrics", grad_norm=norm)
+
+    assert ("norm not summed" in kinds(found(tmp_path, step(5.0), *map(step, norms)))) is is_told
 
 
 # ---- what is said of ranks beside a cause
