@@ -60,8 +60,8 @@ def not_summed(name: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
     return Fault(
         "norm not summed", held.ranks,
         f"{name} is another on each of {whose(held.ranks)} ({said}), and their squares add up to that of the other "
-        f"run's ({there:.4g}): the square is not summed over the ranks that hold the other gradients (of experts, stages or "
-        "shards), and each rank clips by its own",
+        f"run's ({there:.4g}): the square is not summed over the ranks that hold the other gradients (of experts, "
+        "stages or shards), and each rank clips by its own",
     )  # fmt: skip
 
 

@@ -77,10 +77,9 @@ def of_samples(of: RowOfRanks, fault: Fault | None) -> Fault | None:
         if is_open(fault):
             fault = normalised_apart.of_groups(of.name, of.whole, of.held, _groups_of_samples(of)) or fault
         fault = own_rows.of_samples(of.name, of.whole, of.held, parted) or fault
-        if is_open(fault) and len(of.whole.shape) == 2 and of.kind == "value":
-            # What no model makes is off on one rank for no weight of its own.
-            has_weights = _TO_COME.search(of.name) is None
-            fault = at_boundaries.explain(of.name, of.whole, of.held, 1, has_weights=has_weights) or fault
+        # What no model makes is off on one rank for no weight of its own, and by nothing that was off before.
+        if is_open(fault) and len(of.whole.shape) == 2 and _TO_COME.search(of.name) is not None:
+            fault = at_boundaries.explain(of.name, of.whole, of.held, 1, has_weights=False) or fault
     return fault
 
 
