@@ -39,7 +39,7 @@ def is_of_places(fault: Fault) -> bool:
     return fault.kind in (BOUNDARY, STATE)
 
 
-class _Chunk(Struct, frozen=True):
+class _OffStretch(Struct, frozen=True):
     """Tokens that a rank has end to end, and how far each is off [length]."""
 
     ranks: tuple[int, ...]
@@ -86,7 +86,7 @@ def _dealt(held: HeldByRanks, tokens: int, count: int) -> Iterator[Sequence[Sequ
         yield from sorted(dealt.ways(len(held.ranks), count), key=lambda way: -len(set(way)))
 
 
-def _chunks(ranks: Sequence[int], stretches: Sequence[Sequence[tuple[int, int]]], off_S: Array) -> list[_Chunk]:
+def _chunks(ranks: Sequence[int], stretches: Sequence[Sequence[tuple[int, int]]], off_S: Array) -> list[_OffStretch]:
     by_place: dict[tuple[int, int], list[int]] = {}
     for rank, own in zip(ranks, stretches, strict=True):
         joined: list[tuple[int, int]] = []
@@ -98,12 +98,12 @@ def _chunks(ranks: Sequence[int], stretches: Sequence[Sequence[tuple[int, int]]]
         for place in joined:
             by_place.setdefault(place, []).append(rank)
     return [
-        _Chunk(tuple(sorted(members)), start, off_S[start : start + length])
+        _OffStretch(tuple(sorted(members)), start, off_S[start : start + length])
         for (start, length), members in sorted(by_place.items())
     ]  # fmt: skip
 
 
-def _at_the_ends(what: str, chunks: list[_Chunk], off_S: Array) -> Fault | None:
+def _at_the_ends(what: str, chunks: list[_OffStretch], off_S: Array) -> Fault | None:
     is_off = [one.off > _RIGHT * off_S.max() for one in chunks]
     for words, edge, inner, turn in (
         ("first", chunks[0], list(zip(chunks[1:], is_off[1:], strict=True)), 1),
@@ -144,7 +144,7 @@ def _range(start: int, length: int, count: int, turn: int) -> str:
     return f"position {first}" if first == last else f"positions {first} to {last}"
 
 
-def _of_a_state(what: str, chunks: list[_Chunk], off_S: Array, *, turn: int, has_weights: bool) -> Fault | None:
+def _of_a_state(what: str, chunks: list[_OffStretch], off_S: Array, *, turn: int, has_weights: bool) -> Fault | None:
     """turn: 1 where what comes before a stretch is missing, -1 where what comes behind it is. has_weights: whether a
     weight makes it, of which a rank may have another.
     """

@@ -30,7 +30,7 @@ _MADE_SO, _NEAR_ONE = 1e-3, 0.1
 _ONE = 1e-3
 
 
-class _Part(Struct):
+class _NormalisedPart(Struct):
     """Numbers that were normalised together: of the other run, and of these ranks."""
 
     ranks: tuple[int, ...]
@@ -97,19 +97,19 @@ def _of_samples(values: Array) -> Array:
     return np.asarray(rows[np.arange(len(rows)), (rows != 0).argmax(1)])
 
 
-def _ways(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Iterator[tuple[str, list[_Part]]]:
+def _ways(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Iterator[tuple[str, list[_NormalisedPart]]]:
     """What may have been normalised together, and what is then each rank's own."""
     if held.is_cut:
-        by_place: dict[object, list[_Part]] = {}
+        by_place: dict[object, list[_NormalisedPart]] = {}
         places = dict(zip(held.ranks, held.stretches, strict=True))
         for own in each_of(whole, held, parted):
             if own.here.shape != own.there.shape:
                 return
-            by_place.setdefault(places[own.rank], []).append(_Part((own.rank,), own.there, own.here))
+            by_place.setdefault(places[own.rank], []).append(_NormalisedPart((own.rank,), own.there, own.here))
         yield (
             "samples" if held.axis == 0 else "tokens",
             [
-                _Part(tuple(rank for one in of for rank in one.ranks), of[0].there, of[0].here)
+                _NormalisedPart(tuple(rank for one in of for rank in one.ranks), of[0].there, of[0].here)
                 for of in by_place.values()
             ],
         )
@@ -122,11 +122,11 @@ def _ways(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Iterato
         for stretches in dict.fromkeys(way):
             places_T = np.concatenate([np.arange(at, at + long) for at, long in stretches])
             ranks = tuple(rank for rank, own in zip(held.ranks, way, strict=True) if own == stretches)
-            parts.append(_Part(ranks, there[:, places_T], here[:, places_T]))
+            parts.append(_NormalisedPart(ranks, there[:, places_T], here[:, places_T]))
         yield "tokens", parts
 
 
-def _told(what: str, shares: str, parts: list[_Part]) -> Fault | None:
+def _told(what: str, shares: str, parts: list[_NormalisedPart]) -> Fault | None:
     are_few = False
     for part in parts:
         y, h = part.there.reshape(-1), part.here.reshape(-1)

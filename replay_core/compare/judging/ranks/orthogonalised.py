@@ -55,7 +55,7 @@ class _Off(Struct):
     held: HeldByRanks
 
 
-class _Made(Struct):
+class _SteppedBy(Struct):
     """What makes a difference: a function of a matrix, how it is cut (not at all: ""), and what that leaves."""
 
     how: str
@@ -121,7 +121,7 @@ class Orthogonalised:
         self._matrices.clear()
         return found
 
-    def _made_of_slices(self, one: _Off) -> _Made | None:
+    def _made_of_slices(self, one: _Off) -> _SteppedBy | None:
         """How a matrix is cut whose slices' own steps make the difference, and what that leaves."""
         size = float(np.linalg.norm(one.off))
         for ref in one.gradients:
@@ -139,7 +139,7 @@ class Orthogonalised:
                 times, *_ = np.linalg.lstsq(sides, off_N, rcond=None)
                 left = float(np.linalg.norm(off_N - sides @ times)) / size
                 if left <= _LEFT and times.min() > 0:
-                    return _Made(how, words, left)
+                    return _SteppedBy(how, words, left)
             for how, way in _WAYS[: len(_TURNS) + 1]:
                 whole_N = way(gradient).reshape(-1)
                 times_1 = float(whole_N @ off_N / (whole_N @ whole_N))
@@ -148,12 +148,12 @@ class Orthogonalised:
                 if left <= _LEFT and abs(float(gradient.reshape(-1) @ off_N)) < _ALONG * size * np.linalg.norm(
                     gradient
                 ):
-                    return _Made(how, "", left)
+                    return _SteppedBy(how, "", left)
             if (apart := self._by_own_factors(one, gradient, size)) is not None:
                 return apart
         return None
 
-    def _by_own_factors(self, one: _Off, gradient: F64, size: float) -> _Made | None:
+    def _by_own_factors(self, one: _Off, gradient: F64, size: float) -> _SteppedBy | None:
         """Whether each slice is off along Adam's first step (the gradient's signs) by a factor of its own."""
         signs = np.sign(gradient)
         for words, axis, cuts in self._cuts(one, gradient.shape):
@@ -164,7 +164,7 @@ class Orthogonalised:
                 left += float(np.square(off - factors[-1] * own).sum())
             # One factor on all is another learning rate.
             if left**0.5 <= _LEFT * size and np.ptp(factors) > _APART * max(map(abs, factors)):
-                return _Made(_TRUST, words, left**0.5 / size)
+                return _SteppedBy(_TRUST, words, left**0.5 / size)
         return None
 
     def _cuts(self, one: _Off, shape: tuple[int, ...]) -> Iterator[tuple[str, int, list[NDArray[np.int64]]]]:
@@ -182,7 +182,7 @@ class Orthogonalised:
                     yield f"{many} slices of its {lines[axis]}", axis, np.split(np.arange(shape[axis]), many)
 
 
-def _said(row: TensorVerdict, ranks: tuple[int, ...], made: _Made, explained: int, every: int) -> str:
+def _said(row: TensorVerdict, ranks: tuple[int, ...], made: _SteppedBy, explained: int, every: int) -> str:
     name = row.name.removeprefix("param.")
     agree = (
         f"the gradients agree (made again from them, to {made.left:.1g} of the difference; {explained} of {every} "
