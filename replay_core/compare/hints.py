@@ -34,6 +34,9 @@ class Clues(Struct):
     _shapes: dict[str, None] = field(default_factory=dict)
     #: The greatest difference of each loss.
     _gaps: dict[str, float] = field(default_factory=dict)
+    #: Whether ranks faced one process, and whether a loss is off by more than rounding leaves.
+    _has_ranks: bool = False
+    _loss_diverges: bool = False
     _dtypes: set[tuple[str, str]] = field(default_factory=set)
     _stages: set[str] = field(default_factory=set)
     #: The stages of which a side holds more than bookkeeping.
@@ -43,8 +46,10 @@ class Clues(Struct):
         """Take a row, in the order of computation."""
         if row.verdict == "SHAPE":
             self._shapes[row.name] = None
+        self._has_ranks = self._has_ranks or row.ranks is not None
         if row.figures is not None and row.name in _LOSSES:
             self._gaps[row.name] = max(self._gaps.get(row.name, 0.0), row.figures.max_abs)
+            self._loss_diverges = self._loss_diverges or row.verdict.diverges
         if row.a is not None and row.b is not None and row.a[1].dtype != row.b[1].dtype:
             self._dtypes.add((row.a[1].dtype, row.b[1].dtype))
         self._stages.add(row.key.stage)
@@ -70,7 +75,8 @@ class Clues(Struct):
 
     def _of_losses(self) -> list[str]:
         gap = self._gaps.get("loss", 0.0)
-        if gap <= LOSS_GAP:
+        # Ranks round otherwise than one process in every step, and what that leaves of a loss is off by no setting.
+        if gap <= LOSS_GAP or (self._has_ranks and not self._loss_diverges):
             return []
         parts = [name for name in _LOSSES[1:] if self._gaps.get(name, 0.0) > LOSS_GAP]
         checks = [

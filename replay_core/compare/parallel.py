@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from replay_core import naming
 from replay_core.compare import called_again, clipping, stages_back
+from replay_core.compare.judging import at_boundaries, same_at_every_token
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.token_rows import LOST_MICRO_BATCH
 from replay_core.compare.pairing.ranks import Together, Which
@@ -23,6 +24,8 @@ _FAR, _FEWEST_WEIGHTS, _ONE_FACTOR = 8.0, 4, 0.02
 _UNLIKE = 0.2
 #: A weight that is off by this part of its norm is another one; and what part of all weights are nearly all.
 _OTHER, _NEARLY_ALL = 0.3, 0.6
+#: Kinds of what an output's values alone say, which another weight makes as well.
+_OF_VALUES = ("apart", at_boundaries.STATE, same_at_every_token.CONSTANT, same_at_every_token.CHANNELS)
 
 
 class Found(Struct):
@@ -77,13 +80,15 @@ def parallel(
                 found.first.setdefault(rank, row)
     try:
         found.faults = _faults(rows, together, found)
-        _look_at_the_order(found, rows if every is None else every, again)
+        _look_at_the_order(found, rows if every is None else every, again, together)
     except UNEXPECTED as error:
         found.notes.append(f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}")
     return found
 
 
-def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict], again: Sequence[TensorVerdict]) -> None:
+def _look_at_the_order(
+    found: Parallel, rows: Sequence[TensorVerdict], again: Sequence[TensorVerdict], together: Sequence[Together]
+) -> None:
     """Add what the order tells in which rows agree and part, where no tensor by itself says what went wrong."""
     kinds = {one.fault.kind for one in found.faults}
     # What an embedding tells of its stage is of all gradients of it.
@@ -106,9 +111,39 @@ def _look_at_the_order(found: Parallel, rows: Sequence[TensorVerdict], again: Se
             if not found.faults and (back := told(rows)) is not None:
                 fault, first, count = back
                 found.faults = [Found(fault, first.name, first.key.step, count)]
+        if not found.faults and (apart := _losses_apart(rows, together)) is not None:
+            found.faults = [apart]
         if again and (once_more := called_again.called_again(rows, again)) is not None:
             fault, first, count = once_more
             found.faults = [Found(fault, first.name, first.key.step, count)]
+
+
+def _losses_apart(rows: Sequence[TensorVerdict], together: Sequence[Together]) -> Found | None:
+    """Where gradients part and nothing says why: a loss of which ranks with the same tokens have another each, whose
+    mean is the other run's.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or not first.name.startswith("grad."):
+        return None
+    step = first.key.step
+    if any(one.shares != "all" for one in together if one.step == step and one.ids is not None):
+        return None  # ranks with samples or tokens of their own have losses of their own
+    if not any(one.ids is not None for one in together if one.step == step):
+        return None
+    for row in rows:
+        found = row.ranks
+        if (
+            row.key.step == step and found is not None and found.relation == "mean" and len(found.summands) > 1
+            and naming.meaning(row.name).kind == "loss"
+        ):  # fmt: skip
+            fault = Fault(
+                "held otherwise", found.ranks,
+                f"{row.name} is another on each of {whose(found.ranks)}, which have the same tokens and are to "
+                "hold the same, and the mean of these is the other run's: a term of it is taken over each rank's own "
+                "part (of the vocabulary, of channels, heads or experts) and is not reduced over the ranks",
+            )  # fmt: skip
+            return Found(fault, row.name, step, 1)
+    return None
 
 
 def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: Parallel) -> list[Found]:
@@ -152,10 +187,14 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
     if (
-        all(one.fault.kind == "apart" for one in kept)
+        all(one.fault.kind in _OF_VALUES for one in kept)
         and (of_one := _of_one_weight(rows) or _far_off(rows) or _all_others(rows)) is not None
     ):
-        kept = [of_one, *kept]
+        # A weight that is another says more than what its output looks like.
+        kept = [of_one, *(one for one in kept if one.fault.kind == "apart")]
+    if any(one.fault.kind != "apart" and not one.is_result for one in kept):
+        # Weights that are apart after the step are made so by their gradients, of which one says why.
+        kept = [one for one in kept if one.fault.kind != "apart" or not one.is_result]
     return sorted(
         kept,
         key=lambda one: -_is_no_step(one, rows) or (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)),
@@ -355,6 +394,15 @@ def sentence(found: Parallel) -> str | None:
     if len(origins) == len(found.ranks):
         return f"{whose(origins)} of {found.which} {verb} at once, in {earliest.name}"
     later = {rank: row.name for rank, row in found.first.items() if rank not in origins}
-    named_later = "; ".join(f"rank {rank} in {name}, by what it received" for rank, name in sorted(later.items())[:4])
+    # Ranks that went wrong as these did received nothing: what they have of it comes later in the step.
+    alike = {
+        rank for rank in later for one in found.faults
+        if one.fault.kind != "apart" and {rank, *origins} <= set(one.fault.ranks) and one.step == earliest.key.step
+        and found.first[rank].key.step == one.step
+    }  # fmt: skip
+    named_later = "; ".join(
+        f"rank {rank} in {name}, {'as they do' if rank in alike else 'by what it received'}"
+        for rank, name in sorted(later.items())[:4]
+    )
     rest = f"; later {named_later}" if later else "; no other does"
     return f"{whose(origins)} of {found.which} {verb} first, in {earliest.name}{rest}"

@@ -250,7 +250,7 @@ def lost_at_a_router(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdic
     gradients = [row for row in own if _is_of_a_stage(row) and row.skipped is None]
     router = first.name.removeprefix("grad.").removesuffix(".weight")
     around = router.rpartition(".")[0]
-    experts = [row for row in gradients if row.name.startswith(f"grad.{around}.") and "experts" in row.name]
+    experts = [row for row in gradients if row.name.startswith(f"grad.{around}.") and _is_of_experts(row, router)]
     behind = gradients[: gradients.index(first)]
     before = [row for row in gradients[len(behind) + 1 :] if row not in experts]
     lost = [row for row in before if row.verdict.diverges]
@@ -269,6 +269,14 @@ def lost_at_a_router(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdic
         ),
         first, 1 + len(lost),
     )  # fmt: skip
+
+
+def _is_of_experts(row: TensorVerdict, router: str) -> bool:
+    """Whether a weight beside a router is one of its experts: by name, or all of them in one (w1 [E, ...])."""
+    if row.name.startswith(f"grad.{router}."):
+        return False
+    shape = row.a[1].shape if row.a is not None else ()
+    return "expert" in row.name or len(shape) == 3
 
 
 def layers_of_several_stages(rows: Sequence[TensorVerdict]) -> Fault | None:

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay_core.compare.judging import algebra, own_norm
-from replay_core.compare.judging.faults import UNEXPECTED, Fault
-from replay_core.compare.judging.ranks import batch_values, gradients, log_probabilities, losses, module_values
+from replay_core.compare.judging import algebra, at_boundaries, own_norm
+from replay_core.compare.judging.faults import UNEXPECTED, Fault, is_open
+from replay_core.compare.judging.ranks import (
+    batch_values,
+    gradients,
+    held_otherwise,
+    log_probabilities,
+    losses,
+    module_values,
+)
 from replay_core.compare.judging.ranks.attention_in_time import AttentionInTime
 from replay_core.compare.judging.ranks.clipped_by_shares import ClippedByShares
 from replay_core.compare.judging.ranks.dealt_samples import DealtSamples
@@ -77,6 +84,7 @@ class OfRanks:
             batch_values.of_own_tokens,
             batch_values.of_samples,
             losses.of_losses,
+            _of_norms,
             module_values.of_other_samples,
             module_values.of_halves,
             module_values.of_order,
@@ -92,6 +100,7 @@ class OfRanks:
             log_probabilities.of_vocabulary,
             log_probabilities.of_logits,
             self._entropies.of_logits,
+            self._of_own_words,
             batch_values.of_astray,
             self._gradients.of_summed_in_part,
         )
@@ -201,6 +210,8 @@ class OfRanks:
         self._own_means.note(of)
         if not self._judged_as_mean(of) and (not row.verdict.diverges or not of.held.is_cut):
             judge_copies(of)
+        if of.kind == "loss" and not row.verdict.diverges and of.together.shares == "all":
+            self._asked(row, _note_mean, of)
         if row.verdict in (Verdict.DIFF, Verdict.NAN):
             if of.is_gradient:
                 self._off.note_gradient(row)
@@ -212,6 +223,12 @@ class OfRanks:
         if of.is_weight:
             self._explain_by_weight(of)
         return of
+
+    def _of_own_words(self, of: RowOfRanks, fault: Fault | None) -> Fault | None:
+        """Whether numbers of tokens are made of each rank's own words, where nothing else says why ranks differ."""
+        if not is_open(fault):
+            return fault
+        return held_otherwise.of_own_words(of, is_first=not self._off.in_forward(of.step)) or fault
 
     def _judged_as_mean(self, of: RowOfRanks) -> bool:
         """Whether losses that agree are, of several ranks with samples of their own, a mean all the same."""
@@ -237,6 +254,11 @@ class OfRanks:
             return
         row = of.row
         row.ranks = algebra.explain(row.name, of.whole, of.together, of.held)
+        if (otherwise := held_otherwise.explain(of)) is not None:
+            row.ranks = algebra.ranked(of.together, of.held)
+            row.ranks.parted = otherwise.ranks
+            say_first(row, otherwise)
+            return
         if self._clips.judged_without(of):
             return
         self._sums.recall_parts(of)
@@ -250,4 +272,22 @@ class OfRanks:
         of.found.fault = fault
         if fault is not None:
             say_first(row, fault)
+            if at_boundaries.is_of_places(fault):  # what was put together since is off on all ranks alike
+                of.found.parted = fault.ranks
         self._scaled.note(of, fault)
+
+
+def _of_norms(of: RowOfRanks, fault: Fault | None) -> Fault | None:
+    """Whether the squares of ranks' norms add up to the other run's."""
+    return fault if not is_open(fault) else own_norm.not_summed(of.name, of.whole, of.held) or fault
+
+
+def _note_mean(of: RowOfRanks) -> None:
+    """Note of losses that are near the other run's that ranks with the same tokens have another each, whose mean it is:
+    no tolerance tells, and it matters where gradients part.
+    """
+    if of.held.is_cut or of.found.relation != "all" or next(other_copies(of.held), None) is None:
+        return
+    made = algebra.explain(of.name, of.whole, of.together, of.held)
+    if made.relation == "mean":
+        of.found.relation, of.found.summands, of.found.times = made.relation, made.summands, made.times

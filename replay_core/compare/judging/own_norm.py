@@ -9,14 +9,16 @@ from collections.abc import Iterable
 import numpy as np
 
 from replay_core import pages
+from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.align import MicroBatchPair, Side, TensorPair
-from replay_core.compare.pairing.ranks import Together
+from replay_core.compare.pairing.ranks import HeldByRanks, Together
 from replay_core.errors import DumpError
 from replay_core.records import TensorRef
 
 _NAMES = ("grad_norm", "clipped_grad_norm")
 #: How near a norm is to what was recorded: in float32, as a rule.
 _NEAR = 1e-3
+_EXACT = 1e-5
 #: What is said of such norms.
 OF_PARTS = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
 OF_OTHERS = "either run's is the norm of the gradients that its rank holds, and these are not the same ones"
@@ -39,6 +41,28 @@ def is_of_parts(name: str, together: Together) -> bool:
         for rank, ref in zip(one.ranks, one.parts, strict=True):
             squares[rank] += _square(ref)
     return all(_is_root(ref, squares[rank]) for rank, ref in zip(held.ranks, held.parts, strict=True))
+
+
+def not_summed(name: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Whether the squares of the norms that ranks recorded, of each value once, add up to that of the other run's."""
+    refs = (whole, *held.parts)
+    if name not in _NAMES or len(held.ranks) < 2 or any(ref.numel != 1 or not ref.is_readable for ref in refs):
+        return None
+    there, *norms = (float(pages.array(ref).reshape(-1)[0]) for ref in refs)
+    each: list[float] = []
+    for one in norms:
+        if all(abs(one - other) > _NEAR * abs(one) for other in each):
+            each.append(one)
+    square = sum(one * one for one in each)
+    if len(each) < 2 or not there or not abs(square**0.5 - there) <= _EXACT * there:
+        return None
+    said = ", ".join(f"{one:.4g} on {rank}" for rank, one in zip(held.ranks[:8], norms, strict=False))
+    return Fault(
+        "norm not summed", held.ranks,
+        f"{name} is another on each of {whose(held.ranks)} ({said}), and their squares add up to that of the other "
+        f"run's ({there:.4g}): the square is not summed over the ranks that hold the other gradients (of experts, "
+        "stages or shards), and each rank clips by its own",
+    )  # fmt: skip
 
 
 def is_of_others(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:

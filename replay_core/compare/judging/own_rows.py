@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from replay_core import naming, pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
-from replay_core.compare.pairing.ranks import HeldByRanks, named
+from replay_core.compare.pairing.ranks import HeldByRanks
 from replay_core.records import Inline, TensorRef
 
 #: Fewer rows, or narrower ones, may be multiples of others by chance.
@@ -33,11 +33,9 @@ _MOST_ROWS = 4096
 _MOST_RANKS = 64
 #: Rows vary by this part of their norm.
 _VARIES = 0.1
-#: How near the mean and the deviation of numbers are to 0 and 1 that were made so.
-_MADE_SO = 1e-3
 
 
-class _Own(Struct):
+class Own(Struct):
     """What a rank has, and the other run's of the same place."""
 
     rank: int
@@ -45,7 +43,7 @@ class _Own(Struct):
     there: Array
 
 
-def _each(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Iterator[_Own]:
+def each_of(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Iterator[Own]:
     there = pages.array(whole).astype(np.float64)
     for number, (rank, ref) in enumerate(zip(held.ranks, held.parts, strict=True)):
         if rank not in parted:
@@ -54,10 +52,10 @@ def _each(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Iterato
         if held.axis is not None:
             places = [at for start, long in held.stretches[number] for at in range(start, start + long)]
             own = np.take(there, places, held.axis)
-        yield _Own(rank, pages.array(ref).astype(np.float64), own)
+        yield Own(rank, pages.array(ref).astype(np.float64), own)
 
 
-def _are_asked(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> bool:
+def are_asked(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> bool:
     return bool(parted) and whole.numel <= _MOST and all(ref.is_readable for ref in (whole, *held.parts))
 
 
@@ -65,10 +63,10 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
     """Of an output [..., H] of which ranks have all or some of the rows: by what these are the other run's."""
     if len(whole.shape) < 2 or whole.shape[-1] < _NARROWEST or held.axis == len(whole.shape) - 1:
         return None
-    if not _are_asked(whole, held, parted):
+    if not are_asked(whole, held, parted):
         return None
     found: list[tuple[str, str]] = []
-    for own in _each(whole, held, parted):
+    for own in each_of(whole, held, parted):
         if own.here.shape != own.there.shape or not np.isfinite(own.here).all():
             return None
         width = whole.shape[-1]
@@ -92,7 +90,7 @@ def of_own_words(whole: TensorRef, held: HeldByRanks, ids: TensorRef | None) -> 
     """
     if held.is_cut or not 2 <= len(held.ranks) <= _MOST_RANKS or len(whole.shape) < 2 or ids is None:
         return None
-    if whole.shape[:-1] != ids.shape or not _are_asked(whole, held, held.ranks) or not ids.is_readable:
+    if whole.shape[:-1] != ids.shape or not are_asked(whole, held, held.ranks) or not ids.is_readable:
         return None
     if any(ref.shape != whole.shape for ref in held.parts):
         return None
@@ -147,7 +145,7 @@ def _said(h_NH: Array, y_NH: Array) -> tuple[str, str] | None:
     return None
 
 
-def _in_order(own: _Own) -> tuple[str, str] | None:
+def _in_order(own: Own) -> tuple[str, str] | None:
     """Whether samples, or tokens, are the other run's in another order."""
     for axes, called in ((1, "samples"), (2, "tokens")):
         if own.here.ndim <= axes:
@@ -181,10 +179,10 @@ def _first(place: NDArray[np.intp]) -> str:
 
 def of_ids(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
     """Of a number for every token [sample, position]: whether ranks have those of other samples of theirs."""
-    if len(whole.shape) != 2 or held.axis == 1 or whole.shape[1] < _FEWEST or not _are_asked(whole, held, parted):
+    if len(whole.shape) != 2 or held.axis == 1 or whole.shape[1] < _FEWEST or not are_asked(whole, held, parted):
         return None
     said = ""
-    for own in _each(whole, held, parted):
+    for own in each_of(whole, held, parted):
         if own.here.shape != own.there.shape or len({row.tobytes() for row in own.there}) < len(own.there):
             return None
         place = _places(own.here, own.there)
@@ -202,10 +200,10 @@ def of_samples(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[
     """Of numbers of samples [sample] or tokens [sample, position] that are no ids: whether ranks have those of other
     samples of theirs, or every token has its neighbour's.
     """
-    if not 1 <= len(whole.shape) <= 2 or held.axis == 1 or not _are_asked(whole, held, parted):
+    if not 1 <= len(whole.shape) <= 2 or held.axis == 1 or not are_asked(whole, held, parted):
         return None
     said: dict[str, str] = {}
-    for own in _each(whole, held, parted):
+    for own in each_of(whole, held, parted):
         if own.here.shape != own.there.shape or not np.isfinite(own.here).all():
             return None
         here, there = (one.reshape(len(one), -1) for one in (own.here, own.there))
@@ -243,9 +241,9 @@ def own_constant(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequenc
     """
     if len(whole.shape) < 2 or held.axis == len(whole.shape) - 1 or not 0 < len(parted) < len(held.ranks):
         return None
-    if not _are_asked(whole, held, parted):
+    if not are_asked(whole, held, parted):
         return None
-    for own in _each(whole, held, parted):
+    for own in each_of(whole, held, parted):
         if own.here.shape != own.there.shape or not np.isfinite(own.here).all():
             return None
         off_NH = (own.here - own.there).reshape(-1, whole.shape[-1])
@@ -270,46 +268,13 @@ def in_another_turn(what: str, whole: TensorRef, held: HeldByRanks, every: Seque
     samples themselves stand otherwise on the ranks before.
     """
     others = [rank for rank in every if rank not in held.ranks]
-    if len(whole.shape) != 2 or whole.shape[0] < 2 or not others or not _are_asked(whole, held, held.ranks):
+    if len(whole.shape) != 2 or whole.shape[0] < 2 or not others or not are_asked(whole, held, held.ranks):
         return None
-    if not all(np.array_equal(own.here, own.there) for own in _each(whole, held, held.ranks)):
+    if not all(np.array_equal(own.here, own.there) for own in each_of(whole, held, held.ranks)):
         return None
     return Fault(
         "micro-batches order", tuple(every),
         f"{what} on {whose(held.ranks)} stand sample by sample as the other run's do, while the tokens on "
         f"{whose(others)} stand in another order: the stages go through the micro-batches in another order each, and "
         "what is handed on meets another micro-batch's",
-    )  # fmt: skip
-
-
-def normalised_apart(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> Fault | None:
-    """Of advantages (or rewards, values), of whose samples each rank has some: whether a rank's are the other run's
-    times one factor plus one constant of its own, which its own mean and deviation make.
-    """
-    if held.axis != 0 or len(held.ranks) < 2 or not _are_asked(whole, held, parted):
-        return None
-    of_ranks = []
-    for own in _each(whole, held, parted):
-        y, h = own.there.reshape(-1), own.here.reshape(-1)
-        counts = (y != 0) & np.isfinite(y) & np.isfinite(h)
-        y, h = y[counts], h[counts]
-        if y.size < _FEWEST or own.here.shape != own.there.shape or len(np.unique(y)) < 3:
-            return None
-        times = float(((h - h.mean()) * (y - y.mean())).sum() / max(float(np.square(y - y.mean()).sum()), 1e-300))
-        plus = float(h.mean() - times * y.mean())
-        if np.linalg.norm(h - times * y - plus) > _LEFT * np.linalg.norm(h - y) or times <= 0:
-            return None
-        of_ranks.append((own.rank, times, plus, float(h.mean()), float(h.std())))
-    # One factor and one constant on all are another scale, of which no rank's own numbers are the cause.
-    if len({(round(times, 4), round(plus, 4)) for _, times, plus, _, _ in of_ranks}) < 2 and len(parted) > 1:
-        return None
-    if any(abs(mean) > _MADE_SO * max(deviation, 1e-300) for _, _, _, mean, deviation in of_ranks):
-        return None
-    both = all(abs(deviation - 1) <= 0.1 for *_, deviation in of_ranks)
-    said = "; ".join(f"{times:.4g} times and {plus:+.3g} on rank {rank}" for rank, times, plus, _, _ in of_ranks[:4])
-    return Fault(
-        "normalised apart", tuple(parted),
-        f"{what} of {named(parted)} are the other run's by a factor and a constant of each rank ({said}), and have the "
-        f"mean 0{' and the deviation 1' if both else ''} on each: every rank normalises by its own samples, where all "
-        "are due",
     )  # fmt: skip

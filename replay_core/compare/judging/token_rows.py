@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
-from replay_core.compare.judging.products import Array
+from replay_core.compare.judging.products import Array, products_of
 from replay_core.compare.pairing.ranks import HeldByRanks, named, standing_for
 from replay_core.records import TensorRef
 
@@ -170,11 +170,14 @@ def reduced_of_some(what: str, whole: TensorRef, held: HeldByRanks, given: Seque
     of_rank = {rank: np.unique(np.concatenate([one.ids for one in mine])) for rank, mine in own.items() if mine}
     if len(of_rank) < len(ranks):
         return None
+    groups = _alike(held)
+    group_of = {rank: number for number, members in enumerate(groups) for rank in members}
     for kept in micros:
         right, wrong, missed = 0, 0, 0
         for rank, is_off_V in zip(ranks, is_off, strict=True):
             lost = [
-                one.ids for other in ranks if other != rank and not np.array_equal(of_rank[other], of_rank[rank])
+                one.ids for other in ranks
+                if group_of[other] != group_of[rank] and not np.array_equal(of_rank[other], of_rank[rank])
                 for one in own[other] if one.micro != kept
             ]  # fmt: skip
             if not lost:
@@ -189,13 +192,31 @@ def reduced_of_some(what: str, whole: TensorRef, held: HeldByRanks, given: Seque
         if not wrong and right >= _FEWEST * len(ranks) and missed >= _MOSTLY * lost_words and missed >= _FEWEST:
             which = "last" if kept == micros[-1] else "first" if kept == micros[0] else f"{kept}."
             others = "the earlier ones" if kept == micros[-1] else "all others"
+            said, over, each, alone = whose(ranks), "ranks", "each rank", "their own alone"
+            if len(groups) < len(ranks):
+                said = f"{'; '.join(named(one) for one in groups)} (ranks that hold the same, as replicas do)"
+                over, each, alone = "replicas", "each such group (replica)", "what the group's own tokens made"
             return Fault(
                 "reduced of some", ranks,
-                f"{what}: of the {which} micro-batch {whose(ranks)} each have what all ranks made, of {others} their "
-                f"own alone: only the {which} micro-batch's gradients are reduced, each rank has its own part of the "
-                "rest",
+                f"{what}: of the {which} micro-batch {said} each have what all ranks made, of {others} {alone}: only "
+                f"the {which} micro-batch's gradients are reduced over {over}, "
+                f"{each} has its own part of the rest",
             )  # fmt: skip
     return None
+
+
+def _alike(held: HeldByRanks) -> list[list[int]]:
+    """The ranks in groups that hold the same."""
+    groups: list[tuple[TensorRef, list[int]]] = []
+    for rank, ref in zip(held.ranks, held.parts, strict=True):
+        for first, members in groups:
+            products = products_of([first, ref])
+            if products.norm({0: -1, 1: 1}) <= 1e-4 * products.norm({0: 1}):
+                members.append(rank)
+                break
+        else:
+            groups.append((ref, [rank]))
+    return [members for _, members in groups]
 
 
 def _is_of_all(one: Given, given: Sequence[Given]) -> bool:

@@ -46,6 +46,8 @@ class GivenToHead(Struct):
     ranks: tuple[int, ...]
     cuts: tuple[tuple[int, tuple[tuple[Stretch, ...], ...]], ...]
     micros: dict[int, tuple[int, ...]]
+    #: Which tokens count as both runs' masks say alike, in several ways; nothing where these differ or are not known.
+    counted: tuple[NDArray[np.bool_], ...] = ()
 
 
 class _Tokens(Struct):
@@ -55,6 +57,8 @@ class _Tokens(Struct):
     micro: int
     tokens: list[int]
     factor: float = 1.0
+    #: How many of them count by the masks; None where these are not known.
+    counted: int | None = None
 
 
 def targets(side: Side, lead: tuple[int, ...]) -> Iterator[NDArray[np.int64]]:
@@ -68,6 +72,19 @@ def targets(side: Side, lead: tuple[int, ...]) -> Iterator[NDArray[np.int64]]:
             if shift:
                 ids = np.concatenate([ids[..., 1:], np.full((*ids.shape[:-1], 1), -1)], -1)
             yield ids.reshape(-1)
+
+
+def masks(side: Side, other: Side, lead: tuple[int, ...]) -> Iterator[NDArray[np.bool_]]:
+    """Which tokens count, where both runs' masks are the same: as recorded, or each the one of the token before."""
+    mine, theirs = side.find("response_mask"), other.find("response_mask")
+    if mine is None or theirs is None or not mine.is_readable or not theirs.is_readable:
+        return
+    if mine.shape != lead or theirs.shape != lead or len(lead) != 2:
+        return
+    counts, others = (pages.array(ref) != 0 for ref in (mine, theirs))
+    if np.array_equal(counts, others) and counts.any():
+        yield counts.reshape(-1)
+        yield np.roll(counts, -1, 1).reshape(-1)
 
 
 def explain(
@@ -101,7 +118,12 @@ def explain(
             break
     else:
         return None
+    weights_N, counted_N = _of_counted(heads, left_NR, inputs_NC, there_RC, weights_N, most)
     parts = _parts(heads)
+    if counted_N is not None:  # the weights of all others are 0, on both sides
+        left_NR = left_NR * counted_N[:, None]
+        for part in parts:
+            part.counted = int(counted_N[part.tokens].sum())
     made = np.stack([
         ((left_NR[part.tokens] * weights_N[part.tokens, None]).T @ inputs_NC[part.tokens]).reshape(-1) for part in parts
     ], 1)  # fmt: skip
@@ -111,15 +133,38 @@ def explain(
     if len(parts) < 2 or np.linalg.matrix_rank(made, 1e-3 * sizes.max()) < len(parts):
         return None
     factors = np.linalg.lstsq(made, here_RC.reshape(-1), rcond=None)[0]
-    if np.linalg.norm(made @ factors - here_RC.reshape(-1)) > most * np.linalg.norm(there_RC):
+    size = max(np.linalg.norm(there_RC), np.linalg.norm(here_RC))
+    if np.linalg.norm(made @ factors - here_RC.reshape(-1)) > most * size:
         own_N, left = _weights(left_NR, inputs_NC, here_RC)
         if left <= most:
-            return _of_tokens(what, parts, weights_N, own_N, near)
+            if counted_N is None:
+                return _of_tokens(what, parts, weights_N, own_N, near)
+            # What is off before the loss (advantages) weighs tokens otherwise, and says why itself.
+            by_rows = _by_rows(what, heads, parts, weights_N, own_N, counted_N, near)
+            if by_rows is not None or not is_first:
+                return by_rows
+            return _of_counted_tokens(what, parts, weights_N, own_N, counted_N, near)
         is_told = is_first and 4 * len(left_NR) <= here_RC.size and left >= _FOREIGN
         return _foreign(what, parts, left) if is_told else None
     for part, factor in zip(parts, factors, strict=True):
         part.factor = float(factor)
-    return _told(what, parts, near)
+    return _by_own_counts(what, parts, near) or _told(what, parts, near)
+
+
+def _of_counted(
+    heads: Sequence[GivenToHead], left_NR: Array, inputs_NC: Array, there_RC: Array, weights_N: Array, most: float
+) -> tuple[Array, NDArray[np.bool_] | None]:
+    """The weights of the tokens that count by both runs' masks, and which these are; as they were, and None, where the
+    masks are not known to be the same, or do not say it.
+    """
+    for counted in zip(*(one.counted for one in heads), strict=False) if all(one.counted for one in heads) else ():
+        counted_N = np.concatenate(counted)
+        if len(counted_N) != len(left_NR) or counted_N.all():
+            continue
+        found_N, left = _weights(left_NR * counted_N[:, None], inputs_NC, there_RC)
+        if left <= most:
+            return found_N, counted_N
+    return weights_N, None
 
 
 def of_parts(what: str, heads: Sequence[GivenToHead], made_NH: Array, here_H: Array, by: str) -> Fault | None:
@@ -169,6 +214,91 @@ def _told(what: str, parts: list[_Tokens], near: float, by: str = "the logits an
         "weighed", tuple(sorted({rank for part in often for rank in part.ranks})),
         f"{what} weighs the tokens of each {'micro-batch' if len({one.micro for one in parts}) > 1 else 'rank'} by a "
         f"factor of its own ({said}): its loss is scaled, or its share of the sum over ranks",
+    )  # fmt: skip
+
+
+def _by_own_counts(what: str, parts: list[_Tokens], near: float) -> Fault | None:
+    """Whether each part's tokens weigh as many times too much as it has fewer of them than all: each is divided by its
+    own number of tokens that count.
+    """
+    total = sum(one.counted or 0 for one in parts)
+    if any(not one.counted for one in parts) or len({one.counted for one in parts}) < 2:
+        return None
+    micros = len({one.micro for one in parts})
+    for shares, divided in {1: "", len(parts) // micros: ", and by the ranks"}.items():
+        own = [total / (one.counted or 1) / shares for one in parts]
+        if micros > 1 or any(abs(one.factor - by) > near * by for one, by in zip(parts, own, strict=True)):
+            continue
+        said = ", ".join(f"{one.factor:.4g} on {_called(one, parts)}, of {one.counted} tokens" for one in parts[:8])
+        return Fault(
+            "own token count", tuple(sorted({rank for one in parts for rank in one.ranks})),
+            f"{what} weighs the tokens of each rank by a factor of its own ({said}), which is {total}, the number of "
+            f"all tokens that count, by the rank's own{divided}: each divides by the number of its own tokens, which "
+            "is not summed over the ranks that have the others",
+        )  # fmt: skip
+    return None
+
+
+def _by_rows(
+    what: str, heads: Sequence[GivenToHead], parts: list[_Tokens], there_N: Array, here_N: Array,
+    counted_N: NDArray[np.bool_], near: float,
+) -> Fault | None:  # fmt: skip
+    """Whether what each rank has of a row weighs as many times too much as it has fewer of its tokens than all: each
+    row is divided by the rank's own number of its tokens.
+    """
+    row_N = np.concatenate([
+        number * (1 << 20) + np.repeat(np.arange(one.inputs.shape[0]), one.inputs.shape[1])
+        for number, one in enumerate(heads) if len(one.inputs.shape) == 3
+    ] or [np.zeros(0, np.int64)])  # fmt: skip
+    if len(row_N) != len(there_N):
+        return None
+    size, shared, every = float(np.abs(there_N).max(initial=0.0)), 0, []
+    for part in parts:
+        mine_N = np.zeros(len(there_N), np.bool_)
+        mine_N[part.tokens] = True
+        for row in np.unique(row_N[mine_N & counted_N]):
+            of_row = (row_N == row) & counted_N
+            own = of_row & mine_N
+            asked = own & (np.abs(there_N) > near * size)
+            if not asked.any():
+                continue
+            factors = here_N[asked] / there_N[asked]
+            expected = of_row.sum() / own.sum()
+            # Of few tokens the weights are solved for less well than those of all.
+            if abs(float(np.median(factors)) - expected) > 3 * near * expected:
+                return None
+            shared += expected > 1
+            every.append(float(expected))
+    if shared < 2 or max(every) - min(every) < 0.01:
+        return None
+    return Fault(
+        "own token count", tuple(sorted({rank for part in parts for rank in part.ranks})),
+        f"{what} weighs what each rank has of a row by a factor of its own ({min(every):.3g} to {max(every):.3g}), "
+        "which is the number of the row's tokens that count by the rank's own of them: each row's mean is over the "
+        "rank's own tokens of it, and is not reduced over the ranks that have the others",
+    )  # fmt: skip
+
+
+def _of_counted_tokens(
+    what: str, parts: list[_Tokens], there_N: Array, here_N: Array, counted_N: NDArray[np.bool_], near: float
+) -> Fault | None:
+    """Tokens that count by both runs' masks, and weigh otherwise than the rest of their rank's do."""
+    size = float(np.abs(there_N).max(initial=0.0))
+    has_N = counted_N & (np.abs(there_N) > near * size)
+    usual = float(np.median(here_N[has_N] / there_N[has_N])) if has_N.any() else 1.0
+    is_off_N = counted_N & (np.abs(here_N - usual * there_N) > near * size)
+    those = [part for part in parts if is_off_N[part.tokens].any()]
+    if not those:
+        return None
+    said = "; ".join(
+        f"of {_called(part, parts)}'s {part.counted} that count {int(is_off_N[part.tokens].sum())}"
+        for part in those[:4]
+    )
+    return Fault(
+        "tokens", tuple(sorted({rank for part in those for rank in part.ranks})),
+        f"{what} weighs tokens otherwise than the other run's, by the logits and inputs of the head, while the masks "
+        f"count the same ones ({said}): what the loss makes of each is another (its advantage, ratio, clipping, or the "
+        "number it is divided by)",
     )  # fmt: skip
 
 

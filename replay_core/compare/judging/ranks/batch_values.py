@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from replay_core import naming
-from replay_core.compare.judging import algebra, attention_again, contributions, own_rows, own_tokens, vocabulary
+from replay_core.compare.judging import (
+    algebra,
+    at_boundaries,
+    attention_again,
+    contributions,
+    normalised_apart,
+    own_rows,
+    own_tokens,
+    vocabulary,
+)
 from replay_core.compare.judging.faults import Fault, is_open
 from replay_core.compare.judging.ranks.row import RowOfRanks
+from replay_core.records import TensorRef
+from replay_core.regexes import regex
 
+#: Names of sums over the tokens to come, which no model makes.
+_TO_COME = regex(r"return|advantage|reward|gae")
+#: Names of the number of a sample's group.
+_GROUPS = ("group_ids", "group_id", "uid", "uids", "prompt_ids", "prompt_id", "group_index")
 #: Kinds of what is said of samples and tokens that is no number of theirs to be scaled or moved.
 _NO_NUMBERS = ("ids", "positions", "mask", "loss", "note", "metric")
 
@@ -58,8 +73,13 @@ def of_samples(of: RowOfRanks, fault: Fault | None) -> Fault | None:
     is_of_samples = not naming.is_module_tensor(of.name) and not of.is_gradient and not of.is_weight
     if is_of_samples and of.kind not in _NO_NUMBERS and is_open(fault):
         parted = of.found.parted
-        fault = own_rows.normalised_apart(of.name, of.whole, of.held, parted) or fault
+        fault = normalised_apart.explain(of.name, of.whole, of.held, parted) or fault
+        if is_open(fault):
+            fault = normalised_apart.of_groups(of.name, of.whole, of.held, _groups_of_samples(of)) or fault
         fault = own_rows.of_samples(of.name, of.whole, of.held, parted) or fault
+        # What no model makes is off on one rank for no weight of its own, and by nothing that was off before.
+        if is_open(fault) and len(of.whole.shape) == 2 and _TO_COME.search(of.name) is not None:
+            fault = at_boundaries.explain(of.name, of.whole, of.held, 1, has_weights=False) or fault
     return fault
 
 
@@ -69,3 +89,8 @@ def of_astray(of: RowOfRanks, fault: Fault | None) -> Fault | None:
     if astray is not None and of.name == "input_ids":
         return Fault(astray.kind, astray.ranks, astray.sentence)
     return fault
+
+
+def _groups_of_samples(of: RowOfRanks) -> TensorRef | None:
+    """The number of each sample's group (its prompt), as it was recorded."""
+    return next((ref for ref in map(of.other.find, _GROUPS) if ref is not None), None)

@@ -11,13 +11,17 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.compare.judging import (
+    added_again,
     algebra,
+    at_boundaries,
     attention_again,
     contributions,
     experts_returned,
+    experts_spread,
     key_order,
     own_rows,
     own_share_norm,
+    same_at_every_token,
     subspaces,
 )
 from replay_core.compare.judging.faults import Fault, is_open
@@ -33,6 +37,8 @@ from replay_core.records import TensorRef
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
+
+_MOST = 1 << 22
 
 
 class MadeOf(Struct, frozen=True):
@@ -74,6 +80,9 @@ class FirstActivation:
     def explained(self, step: int | None, fault: Fault) -> None:
         """Say of it what a weight explained."""
         row, _ = self._off[step]
+        known = row.ranks.fault if row.ranks is not None else None
+        if known is not None:  # what it was called before says less
+            row.reason = row.reason.removeprefix(f"{known.sentence}; ")
         say_first(row, fault)
         self._off[step] = row, None
 
@@ -95,12 +104,21 @@ class FirstActivation:
         self._made_of[of.step] = MadeOf(held, whole, slices, attended, ids)
         if row.ranks is not None and is_open(row.ranks.fault):
             fault = self._of_tokens(of, whole, laid, row.ranks.parted)
+            is_constant = fault is not None and fault.kind == same_at_every_token.CONSTANT
             if fault is not None:
                 say_first(row, fault)
-            elif whole.shape == laid.shape and len(whole.shape) >= 2 and whole.numel <= 1 << 22:
+                if at_boundaries.is_of_places(fault):  # what was put together since is off on all ranks alike
+                    row.ranks.parted = fault.ranks
+            # Which bias a constant is may be said by what every rank has whole.
+            if (
+                (fault is None or is_constant)
+                and whole.shape == laid.shape
+                and len(whole.shape) >= 2
+                and whole.numel <= _MOST
+            ):
                 off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
-                if off_NH is not None and held.axis in (None, 0, 1):
+                if off_NH is not None and fault is None and held.axis in (None, 0, 1):
                     there_NH = pages.array(whole).astype(np.float64).reshape(off_NH.shape)
                     fault = subspaces.of_other_shards(row.name, there_NH + off_NH, there_NH, held.ranks)
                     if fault is not None:
@@ -119,7 +137,14 @@ class FirstActivation:
         if fault is None:
             all_heads, of_ranks = joined(whole, held, attended)
             fault = self._attention.otherwise(of.name, all_heads, of_ranks, attended, parted, None)
-        return fault or own_rows.of_rows(of.name, whole, held, parted)
+        if fault is None:
+            before = [*reversed(slices), *self._before.whole(of)]
+            fault = experts_spread.explain(of.name, whole, laid, of.together.ranks, before)
+            every = of.together.ranks
+            fault = fault or added_again.explain(of.name, whole, laid, every, parted, of.other)
+        fault = fault or own_rows.of_rows(of.name, whole, held, parted)
+        fault = fault or at_boundaries.explain(of.name, whole, held, _tokens(of, whole, held))
+        return fault or same_at_every_token.explain(of.name, whole, held, parted)
 
     def _of_own_tokens(
         self, of: RowOfRanks, whole: TensorRef, laid: TensorRef, parted: tuple[int, ...]
@@ -144,6 +169,14 @@ class FirstActivation:
         # What the first token of a stretch sees alone says nothing of the others, where these can be made again.
         again = attention_again.of_seen_keys(of.name, whole, held, slices, parted, None, attended)
         return again if again is not None and (first is None or again.kind == "window") else first
+
+
+def _tokens(of: RowOfRanks, whole: TensorRef, held: HeldByRanks) -> int:
+    """The axis of tokens: that which is cut, where it is as long as a sequence; else the one behind the samples'."""
+    ids = of.micro_pair.a.find("input_ids") or of.micro_pair.b.find("input_ids")
+    if held.axis and (ids is None or len(ids.shape) < 2 or whole.shape[held.axis] == ids.shape[1]):
+        return held.axis
+    return 1
 
 
 def _is_before(row: TensorVerdict, first: TensorVerdict) -> bool:

@@ -47,8 +47,9 @@ class HeadsOfStep:
         targets = tuple(token_weights.targets(of.other, whole.shape[:-1]))
         if fed is not None and targets:
             head = token_weights.GivenToHead(
-                row.key.micro or 0, whole, fed, targets, together.ranks, together.cuts, together.micros
-            )
+                row.key.micro or 0, whole, fed, targets, together.ranks, together.cuts, together.micros,
+                tuple(token_weights.masks(of.side, of.other, whole.shape[:-1])),
+            )  # fmt: skip
             self._given[of.step, row.key.role].append(head)
             del self._last[place]  # the model returns these logits once more
 

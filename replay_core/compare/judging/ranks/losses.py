@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay_core import pages
-from replay_core.compare.judging import before_its_sum, contributions, limits
+from replay_core.compare.judging import before_its_sum, contributions, limits, own_counts
 from replay_core.compare.judging.faults import Fault
 from replay_core.compare.judging.ranks.row import MOST, RowOfRanks
 
@@ -28,8 +28,22 @@ class OwnMeans:
 
 def of_losses(of: RowOfRanks, fault: Fault | None) -> Fault | None:
     if of.kind == "loss" and fault is None and not of.held.is_cut and not of.whole.shape:
-        return _of_own_tokens(of) or _of_own_parts(of)
+        return _of_own_tokens(of) or _of_own_counts(of) or _of_own_parts(of)
     return fault
+
+
+def _of_own_counts(of: RowOfRanks) -> Fault | None:
+    """Whether each rank's loss is divided by what it counts itself, whatever it is made of."""
+    ranks = of.held.ranks
+    if len(ranks) < 2 or not all(ref.is_readable for ref in (of.whole, *of.held.parts)):
+        return None
+    losses = [float(pages.array(part).reshape(-1)[0]) for part in of.held.parts]
+    whole = float(pages.array(of.whole).reshape(-1)[0])
+    if not np.isfinite([whole, *losses]).all():
+        return None
+    return own_counts.explain(
+        of.name, whole, losses, ranks, list(own_counts.counts(of.side, of.other, of.together, ranks))
+    )
 
 
 def _of_own_parts(of: RowOfRanks) -> Fault | None:

@@ -8,12 +8,15 @@ The step is -c O(G), where O brings all singular values of a matrix near 1 by fi
 or to 1, where it is made so exactly.
 
 O of the slices, laid together, is not O of the whole. From equal weights and gradients the runs are then off by
-c O(G) - c' [O(G_1), O(G_2), ...], two numbers for all elements of a matrix.
+c O(G) - c' [O(G_1), O(G_2), ...], two numbers for all elements of a matrix. So it is with every other function of a
+whole matrix: second moments that are factored into those of rows and columns (Adafactor), or a norm that the step is
+divided by (LARS, LAMB's trust ratio). Where O(G) is made of the whole and only scaled by the slice's shape, one number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -38,6 +41,9 @@ _FACTORS, _TURNS = (3.4445, -4.7750, 2.0315), (5, 6)
 _LEFT, _FEWEST = 0.1, 2
 #: Elements of a matrix, matrices that are asked, and what part of all that are off is to be explained.
 _MOST, _ASKED, _MOSTLY = 1 << 20, 12, 0.8
+#: How nearly along the gradient itself what is off may lie; and how far apart slices' factors are.
+_ALONG, _APART = 0.99, 0.02
+_TRUST = "scaling"
 
 
 class _Off(Struct):
@@ -47,6 +53,14 @@ class _Off(Struct):
     off: F64
     gradients: list[TensorRef]
     held: HeldByRanks
+
+
+class _SteppedBy(Struct):
+    """What makes a difference: a function of a matrix, how it is cut (not at all: ""), and what that leaves."""
+
+    how: str
+    words: str
+    left: float
 
 
 class Orthogonalised:
@@ -99,36 +113,58 @@ class Orthogonalised:
                     break  # the first matrix says what is asked of all
             if len(explained) < max(_FEWEST, _MOSTLY * len(every)):
                 continue
-            ranks, (row, (words, left)) = self._every, explained[0]
-            found.append((row, Fault(
-                "orthogonalised apart", ranks,
-                f"{row.name.removeprefix('param.')} on {whose(ranks)} moved by what orthogonalising (Newton-Schulz, as "
-                f"Muon does) each rank's slice of its gradient by itself makes ({words}), where the other run's moved "
-                f"by that of the whole matrix; the gradients agree (made again from them, to {left:.1g} of the "
-                f"difference; {len(explained)} of {len(every)} matrices asked): the slices are not gathered before it",
-            ), self._matrices[role]))  # fmt: skip
+            ranks, (row, made) = self._every, explained[0]
+            kind = "orthogonalised apart" if made.words else "step scaled"
+            fault = Fault(kind, ranks, _said(row, ranks, made, len(explained), len(every)))
+            found.append((row, fault, self._matrices[role]))
         self._off.clear()
         self._matrices.clear()
         return found
 
-    def _made_of_slices(self, one: _Off) -> tuple[str, float] | None:
+    def _made_of_slices(self, one: _Off) -> _SteppedBy | None:
         """How a matrix is cut whose slices' own steps make the difference, and what that leaves."""
         size = float(np.linalg.norm(one.off))
         for ref in one.gradients:
             gradient = pages.array(ref).astype(np.float64)
             if not np.isfinite(gradient).all() or not gradient.any() or not size:
                 continue
-            for turns, (words, axis, cuts) in product((*_TURNS, None), self._cuts(one, gradient.shape)):
-                whole = _orthogonalised(gradient, turns)
-                sliced = np.concatenate([_orthogonalised(np.take(gradient, at, axis), turns) for at in cuts], axis)
+            off_N = one.off.reshape(-1)
+            for (how, way), (words, axis, cuts) in product(_WAYS, self._cuts(one, gradient.shape)):
+                whole = way(gradient)
+                sliced = np.concatenate([way(np.take(gradient, at, axis)) for at in cuts], axis)
                 made = np.empty_like(sliced)
                 order = np.concatenate(cuts)
                 made[(slice(None),) * axis + (order,)] = sliced
                 sides = np.stack([whole.reshape(-1), -made.reshape(-1)], axis=1)
-                times, *_ = np.linalg.lstsq(sides, one.off.reshape(-1), rcond=None)
-                left = float(np.linalg.norm(one.off.reshape(-1) - sides @ times)) / size
+                times, *_ = np.linalg.lstsq(sides, off_N, rcond=None)
+                left = float(np.linalg.norm(off_N - sides @ times)) / size
                 if left <= _LEFT and times.min() > 0:
-                    return words, left
+                    return _SteppedBy(how, words, left)
+            for how, way in _WAYS[: len(_TURNS) + 1]:
+                whole_N = way(gradient).reshape(-1)
+                times_1 = float(whole_N @ off_N / (whole_N @ whole_N))
+                left = float(np.linalg.norm(off_N - times_1 * whole_N)) / size
+                # What is off along the gradient itself has other causes.
+                if left <= _LEFT and abs(float(gradient.reshape(-1) @ off_N)) < _ALONG * size * np.linalg.norm(
+                    gradient
+                ):
+                    return _SteppedBy(how, "", left)
+            if (apart := self._by_own_factors(one, gradient, size)) is not None:
+                return apart
+        return None
+
+    def _by_own_factors(self, one: _Off, gradient: F64, size: float) -> _SteppedBy | None:
+        """Whether each slice is off along Adam's first step (the gradient's signs) by a factor of its own."""
+        signs = np.sign(gradient)
+        for words, axis, cuts in self._cuts(one, gradient.shape):
+            left, factors = 0.0, []
+            for at in cuts:
+                own, off = np.take(signs, at, axis).reshape(-1), np.take(one.off, at, axis).reshape(-1)
+                factors.append(float(own @ off / max(float(own @ own), 1.0)))
+                left += float(np.square(off - factors[-1] * own).sum())
+            # One factor on all is another learning rate.
+            if left**0.5 <= _LEFT * size and np.ptp(factors) > _APART * max(map(abs, factors)):
+                return _SteppedBy(_TRUST, words, left**0.5 / size)
         return None
 
     def _cuts(self, one: _Off, shape: tuple[int, ...]) -> Iterator[tuple[str, int, list[NDArray[np.int64]]]]:
@@ -144,6 +180,45 @@ class Orthogonalised:
             for many in (count, *(n for n in range(2, count) if count % n == 0)):
                 if shape[axis] % many == 0 and shape[axis] > many > 1:
                     yield f"{many} slices of its {lines[axis]}", axis, np.split(np.arange(shape[axis]), many)
+
+
+def _said(row: TensorVerdict, ranks: tuple[int, ...], made: _SteppedBy, explained: int, every: int) -> str:
+    name = row.name.removeprefix("param.")
+    agree = (
+        f"the gradients agree (made again from them, to {made.left:.1g} of the difference; {explained} of {every} "
+        "matrices asked)"
+    )
+    if not made.words:
+        return (
+            f"{name} on {whose(ranks)} moved along what {made.how} the whole gradient makes, as the other run's, and "
+            f"by another multiple of it; {agree}: the factor is taken of the shape of a rank's slice, or the learning "
+            "rate of these matrices is another"
+        )
+    if made.how == _TRUST:
+        return (
+            f"{name} on {whose(ranks)} moved along Adam's step, each rank's slice of it by a factor of its own "
+            f"({made.words}), where the other run's moved by one; {agree}: a norm that the step is scaled by (the "
+            "trust ratio of LAMB and LARS, a clipped update) is taken over each rank's slice and not over the whole"
+        )
+    return (
+        f"{name} on {whose(ranks)} moved by what {made.how} each rank's slice of its gradient by itself makes "
+        f"({made.words}), where the other run's moved by that of the whole matrix; {agree}: the slices are not "
+        "gathered before it"
+    )
+
+
+def _factored(gradient: F64) -> F64:
+    """The first step of Adafactor (Shazeer & Stern 2018): second moments are the outer product of those of rows and of
+    columns, and the step's root mean square is at most 1.
+    """
+    square = np.square(gradient) + 1e-30
+    row, column = square.mean(1, keepdims=True), square.mean(0, keepdims=True)
+    step = gradient / np.sqrt(row * column / row.mean())
+    return np.asarray(step / max(1.0, float(np.sqrt(np.square(step).mean()))))
+
+
+def _of_norm(gradient: F64) -> F64:
+    return np.asarray(gradient / (float(np.linalg.norm(gradient)) or 1.0))
 
 
 def _orthogonalised(gradient: F64, turns: int | None) -> F64:
@@ -162,3 +237,12 @@ def _orthogonalised(gradient: F64, turns: int | None) -> F64:
         square = x @ x.T
         x = one * x + (two * square + three * square @ square) @ x
     return x.T if is_tall else x
+
+
+#: Functions of a whole matrix that steps are made by, and words for them; orthogonalising first.
+_WAYS: tuple[tuple[str, Callable[[F64], F64]], ...] = (
+    *(("orthogonalising (Newton-Schulz, as Muon does)", partial(_orthogonalised, turns=turns))
+      for turns in (*_TURNS, None)),
+    ("dividing by second moments of rows and columns (as Adafactor does)", _factored),
+    ("dividing by the norm of (as LARS and normalised descent do)", _of_norm),
+)  # fmt: skip

@@ -54,6 +54,10 @@ class TensorsBefore:
     def slices(self, of: RowOfRanks) -> list[HeldByRanks]:
         return self._slices[of.micro_batch]
 
+    def whole(self, of: RowOfRanks) -> list[HeldByRanks]:
+        """What every rank has of what stands before it and agrees, the last first."""
+        return [HeldByRanks(of.together.ranks, (ref,)) for _, ref in reversed(self._whole[of.micro_batch])]
+
     def into_attention(self, of: RowOfRanks) -> list[HeldByRanks]:
         return self._into_attention[of.micro_batch]
 

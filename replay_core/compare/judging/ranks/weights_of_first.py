@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.compare.judging import (
     algebra,
+    at_boundaries,
     attention_again,
     first_tokens,
     key_order,
     row_parallel,
     row_parallel_otherwise,
+    same_at_every_token,
     subspaces,
     vocabulary,
 )
@@ -57,6 +59,7 @@ class WeightsOfFirst:
             fault = _of_lookup(first, made_of, weight, self._first.off(weight.step))
         else:
             fault = _of_row_parallel(first, made_of, weight, bias)
+        fault = fault or _at_every_token(first, made_of, weight)
         if fault is not None:
             self._first.explained(weight.step, fault)
 
@@ -68,7 +71,7 @@ class WeightsOfFirst:
             return
         laid = standing_for(held) if held.is_cut else held.parts[0]
         is_matrix = len(laid.shape) == 2 and laid.is_readable and laid.numel <= MOST >> 2
-        if not is_open(first.ranks.fault) or not is_matrix or _is_off_alike(first, weight.row):
+        if not _is_open(first.ranks.fault) or not is_matrix or _is_off_alike(first, weight.row):
             return
         made_of = self._first.made_of(weight.step)
         output, whole = made_of.held, made_of.whole
@@ -98,6 +101,9 @@ class WeightsOfFirst:
         # A gathered shard is all ranks'; where every rank has the weight, a rank that alone is off has another copy.
         is_of_some = not held.is_cut and 0 < len(first.ranks.parted) < len(held.ranks)
         fault = None
+        known = first.ranks.fault
+        if known is not None and known.kind == same_at_every_token.CONSTANT and held.is_cut:
+            return  # what is off by one vector came through no slice
         if first.name == f"{_module_of(weight)}.output" and not is_of_some:
             fault = subspaces.of_a_slices_channels(first.name, off_NH, weight.name, held)
         if fault is None and not weight.row.verdict.diverges:
@@ -121,13 +127,14 @@ def _of_whole_weight(first: TensorVerdict, made_of: MadeOf, weight: RowOfRanks, 
             if not row.verdict.diverges
         )
         fault = next((one for one in of_one if one is not None), None)
-        if is_open(first.ranks.fault):
+        if _is_open(first.ranks.fault):
             again = attention_again.of_seen_keys(
                 first.name, whole, output, made_of.slices, first.ranks.parted, through, made_of.attended
             )
             # What the first token of a stretch sees alone says nothing of the others, where these are made again.
             fault = again if again is not None and (fault is None or again.kind == "window") else fault
-    if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
+    is_asked = first.ranks.fault is None or first.ranks.fault.kind == same_at_every_token.CONSTANT
+    if row.name.endswith(".bias") and is_asked and not row.verdict.diverges:
         of_groups = [
             row_parallel.beside_its_bias(first.name, slice_, own, held.parts[0])
             for slice_, own in algebra.in_groups(whole, output)
@@ -136,6 +143,19 @@ def _of_whole_weight(first: TensorVerdict, made_of: MadeOf, weight: RowOfRanks, 
         if len(kinds) == 1 and (fault := of_groups[0]) is not None:
             fault = replace(fault, ranks=output.ranks)  # of every group
     return fault
+
+
+def _at_every_token(first: TensorVerdict, made_of: MadeOf, weight: RowOfRanks) -> Fault | None:
+    """Of an output that is off by the same at every token: what was done with the bias, or each channel's weight."""
+    if first.ranks is None or first.ranks.fault is None:
+        return None
+    output, whole, parted, kind = made_of.held, made_of.whole, first.ranks.parted, first.ranks.fault.kind
+    if kind == same_at_every_token.CONSTANT and weight.name.endswith(".bias"):
+        return same_at_every_token.by_bias(first.name, whole, output, parted, weight.held)
+    if kind != same_at_every_token.CHANNELS or weight.name.endswith(".bias") or len(weight.whole.shape) != 1:
+        return None
+    weight_H = pages.array(weight.whole).astype(np.float64) if weight.whole.is_readable else np.zeros(0)
+    return same_at_every_token.by_weight(first.name, whole, output, parted, weight_H)
 
 
 def _of_lookup(
@@ -172,6 +192,11 @@ def _of_row_parallel(first: TensorVerdict, made_of: MadeOf, weight: RowOfRanks, 
         for told in (row_parallel.cut_straight, attention_again.cut_straight)
     )  # fmt: skip
     return next((fault for fault in chain(of_parts, straight) if fault is not None), None)
+
+
+def _is_open(fault: Fault | None) -> bool:
+    """Whether a cause is still looked for: of tokens at a boundary attention that is made again says more."""
+    return is_open(fault) or (fault is not None and at_boundaries.is_of_places(fault))
 
 
 def _module_of(weight: RowOfRanks) -> str:

@@ -7,7 +7,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from replay_core.compare.judging import first_tokens, own_rows, parts_otherwise
+from replay_core.compare.judging import first_tokens, normalised_apart, own_rows, parts_otherwise
 from replay_core.compare.judging.faults import Fault
 from replay_core.measure.precision import as_bfloat16
 from tests.builders import there
@@ -98,7 +98,7 @@ def test_advantages_that_each_rank_normalises_by_its_own(case: str, expected: st
         "scaled": [1.1 * own for own in whole.chunk(2)],
         "others": list(random(8, 6, seed=6).chunk(2)),
     }[case]
-    assert kind(own_rows.normalised_apart("advantages", as_ref(whole), cut(parts, 0), (0, 1))) == expected
+    assert kind(normalised_apart.explain("advantages", as_ref(whole), cut(parts, 0), (0, 1))) == expected
 
 
 PARTS = [random(4, 8, 16, seed=7), random(4, 8, 16, seed=8)]

@@ -115,7 +115,34 @@ def test_matrices_that_are_orthogonalised_whole_are_right(tmp_path: Path) -> Non
 def test_another_step_is_not_orthogonalised_apart(tmp_path: Path) -> None:
     found = of_slices(lambda x: 2 * orthogonal(x, turns=5), lambda x: orthogonal(x, turns=5), tmp_path)
     kinds = {one.fault.kind for one in there(parallel(found.tensors, found.together)).faults}
-    assert "orthogonalised apart" not in kinds
+    assert kinds == {"step scaled"}
+
+
+def adafactor(gradient: Tensor) -> Tensor:
+    square = gradient.square()
+    moments = square.mean(1, keepdim=True) * square.mean(0, keepdim=True) / square.mean()
+    step = gradient / moments.sqrt()
+    return step / max(1.0, float(step.square().mean().sqrt()))
+
+
+def lamb(gradient: Tensor) -> Tensor:
+    """Adam's first step by the norm of something of the same rows."""
+    return gradient.sign() * gradient.square().sum().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [(adafactor, "as Adafactor does"), (lambda x: x / x.norm(), "as LARS and normalised descent do"),
+     (lamb, "the trust ratio")],
+)  # fmt: skip
+@pytest.mark.parametrize("axis", [0, 1])
+def test_other_functions_of_a_whole_matrix_are_told_as_well(
+    how: Callable[[Tensor], Tensor], said: str, axis: int, tmp_path: Path
+) -> None:
+    found = of_slices(lambda x: torch.cat([*map(how, x.chunk(2, axis))], axis), how, tmp_path, axis)
+    (fault,) = [one.fault for one in there(parallel(found.tensors, found.together)).faults]
+    assert (fault.kind, fault.ranks) == ("orthogonalised apart", (0, 1))
+    assert said in fault.sentence
 
 
 def test_another_rate_is_no_clipping_by_norms_that_are_near_each_other() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from replay_core.compare import compare_runs
-from replay_core.compare.judging.token_rows import Given, dealt_otherwise
+from replay_core.compare.judging.token_rows import Given, dealt_otherwise, reduced_of_some
 from replay_core.compare.parallel import parallel
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 from tests.builders import there
-from tests.replay_core.compare.ranks.in_memory import cut
+from tests.replay_core.compare.ranks.in_memory import alike, as_ref, cut
 from tests.replay_core.compare.ranks.recorded import compared, random
 
 WORDS, HIDDEN = 96, 8
@@ -103,7 +103,7 @@ def dealt(folder: Path, sampled: list[int], wrong: int | None = None) -> set[tup
 
 def test_samples_that_are_dealt_by_another_ranks_number_are_named(tmp_path: Path) -> None:
     assert dealt(tmp_path / "right", [0, 0, 1, 1]) == set()
-    assert dealt(tmp_path / "wrong", [0, 0, 1, 1], wrong=2) == {("apart", (2,))}
+    assert dealt(tmp_path / "wrong", [0, 0, 1, 1], wrong=2) == {("constant", (2,))}
     assert dealt(tmp_path / "dealt", [0, 1, 0, 1]) == {("dealt otherwise", (0, 1, 2, 3))}
 
 
@@ -147,3 +147,21 @@ def test_a_gradient_of_which_one_micro_batch_alone_is_reduced_is_told(
     assert {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults} == (
         expected
     )
+
+
+def test_replicas_of_which_one_micro_batch_alone_is_reduced_are_told_as_groups() -> None:
+    """Ranks 0 and 1, and 2 and 3, share the gradient of their tokens; each group keeps its own of the first."""
+    rows = [[random(30, 6, seed=10 * rank + micro) for micro in range(2)] for rank in range(4)]
+    draw = torch.Generator().manual_seed(1)
+    ids = [[torch.randint(0, 30, (8,), generator=draw) for micro in range(2)] for rank in range(4)]
+    own = [[of * torch.zeros(30, 1).index_fill_(0, words, 1.0) for of, words in zip(*pair, strict=True)]
+           for pair in zip(rows, ids, strict=True)]  # fmt: skip
+    whole = torch.stack([one for of in own for one in of]).sum(0)
+    last = torch.stack([of[1] for of in own]).sum(0)
+    replicas = [last + own[first][0] + own[first + 1][0] for first in (0, 2)]
+    held = alike(replicas[0], replicas[0], replicas[1], replicas[1])
+    given = [Given(rank, micro, ids[rank][micro].numpy()) for rank in range(4) for micro in range(2)]
+    fault = there(reduced_of_some("w's gradient", as_ref(whole), held, given))
+    assert fault.ranks == (0, 1, 2, 3)
+    assert "0 and 1; 2 and 3 (ranks that hold the same, as replicas do)" in fault.sentence
+    assert "reduced over replicas" in fault.sentence

@@ -119,3 +119,50 @@ def test_a_gradient_that_is_not_finite_is_made_of_no_weights(tmp_path: Path) -> 
     here[3] = float("nan")
     found = against(tmp_path, here)
     assert "NaN" in there(found).sentence
+
+
+# ---- masks that both runs say alike
+
+COUNTS = (torch.arange(9)[None] >= 2) & (torch.arange(9)[None] < torch.tensor([8, 6, 7, 4])[:, None])
+SHARES = [slice(0, 4), slice(4, 9)]
+
+
+def masked(tokens: slice, made: Tensor) -> Step:
+    return {
+        "batch_inputs": {"input_ids": IDS[:, tokens].contiguous()},
+        "forward_data": {"labels": LABELS[:, tokens].contiguous(), "response_mask": COUNTS[:, tokens].long()},
+        "modules": {
+            "norm.output": INPUTS[:, tokens].contiguous(),
+            "lm_head.output": (INPUTS[:, tokens] @ HEAD.T).contiguous(),
+        },
+        "gradient": {"grad.lm_head.weight": made},
+    }
+
+
+OF_ROW = COUNTS.sum(1, keepdim=True)
+OWN_OF_ROW = torch.cat([COUNTS[:, one].sum(1, keepdim=True).expand(4, COUNTS[:, one].shape[1]) for one in SHARES], 1)
+OF_SHARE = torch.cat([COUNTS[:, share].sum().expand(4, COUNTS[:, share].shape[1]) for share in SHARES], 1)
+WEIGHED: dict[str, tuple[Tensor, Tensor, str, str]] = {
+    "by a rank's own number of all": (COUNTS * 1.0, COUNTS.sum() / OF_SHARE, "own token count", "which is 17"),
+    "by a rank's own number of each row": (
+        COUNTS / OF_ROW, OF_ROW / OWN_OF_ROW.clamp(min=1), "own token count", "each row's mean",
+    ),
+    "a few tokens": (
+        COUNTS * 1.0, 1 + (torch.arange(9)[None] == 3) * torch.tensor([0.5, 0.0, 2.0, 0.0])[:, None], "tokens",
+        "while the masks count the same ones",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WEIGHED)
+def test_where_masks_are_the_same_no_token_counts_on_one_side_alone(case: str, tmp_path: Path) -> None:
+    right, factors, kind, said = WEIGHED[case]
+    right = right * ADVANTAGES.abs().clamp(min=0.3)
+    here = gradient(right * factors)
+    found = compared(
+        tmp_path, masked(slice(0, 8), gradient(right)), *(masked(slice(at, at + 4), here) for at in (0, 4))
+    )
+    fault = there(told(found))
+    assert fault.kind == kind
+    assert said in fault.sentence
+    assert "do not there" not in fault.sentence
