@@ -8,17 +8,20 @@ from __future__ import annotations
 from replay_core import naming
 from replay_core.compare.comparison import Comparison, compare_runs
 from replay_core.compare.handed import handed_otherwise, masks_otherwise
+from replay_core.compare.judging import added_again
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.misdealt import misdealt
-from replay_core.compare.parallel import Found, Parallel, parallel
+from replay_core.compare.parallel import OF_VALUES, Found, Parallel, parallel
 from replay_core.errors import DumpError, NothingComparableError
 from replay_core.jobs import Event, OnEvent, Progress, ignore
 from replay_core.records import Record
 
 #: Ranks of a run that are put together, and bytes of both that are read for it, at most.
 MOST_RANKS, MOST_BYTES = 64, 1 << 32
+#: Kinds of what an output's values alone say, which what a stage was given makes as well.
+_MAY_BE_HANDED = (*OF_VALUES, added_again.KIND)
 
 
 def among_ranks(
@@ -66,13 +69,16 @@ def _looked_for(
         if fault is not None:
             found = found or Parallel("b", ranks)
             found.faults.insert(0, Found(fault, "input_ids", first.key.step, 1))
-    if len(ranks) > 1 and (found is None or all(one.fault.kind == "apart" for one in found.faults)):
+    # What a layer makes of an input times a factor is off by a multiple of that input: where its norm takes the factor
+    # out again, the residual alone has it.
+    if len(ranks) > 1 and (found is None or all(one.fault.kind in _MAY_BE_HANDED for one in found.faults)):
         fault = masks_otherwise(records_b, first.key.step, first.key.role) or handed_otherwise(
             records_b, first.key.step, first.key.role
         )
         if fault is not None:
             found = found or Parallel("b", ranks)
-            found.faults.insert(0, Found(fault, first.name, first.key.step, 1))
+            apart = [one for one in found.faults if one.fault.kind == "apart"]
+            found.faults = [Found(fault, first.name, first.key.step, 1), *apart]
     return found
 
 

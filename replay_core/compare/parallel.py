@@ -25,7 +25,7 @@ _UNLIKE = 0.2
 #: A weight that is off by this part of its norm is another one; and what part of all weights are nearly all.
 _OTHER, _NEARLY_ALL = 0.3, 0.6
 #: Kinds of what an output's values alone say, which another weight makes as well.
-_OF_VALUES = ("apart", at_boundaries.STATE, same_at_every_token.CONSTANT, same_at_every_token.CHANNELS)
+OF_VALUES = ("apart", at_boundaries.STATE, same_at_every_token.CONSTANT, same_at_every_token.CHANNELS)
 
 
 class Found(Struct):
@@ -187,7 +187,7 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
     if (
-        all(one.fault.kind in _OF_VALUES for one in kept)
+        all(one.fault.kind in OF_VALUES for one in kept)
         and (of_one := _of_one_weight(rows) or _far_off(rows) or _all_others(rows)) is not None
     ):
         # A weight that is another says more than what its output looks like.

@@ -11,12 +11,14 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.products import Array
 from replay_core.compare.pairing.micro_batch_pair import Side
 from replay_core.records import TensorRef
 
 #: What part of what is off may be left; rows that say so, at least; and outputs that are tried, the last first.
 _LEFT, _FEWEST, _TRIED = 0.02, 8, 24
 _MOST = 1 << 22
+KIND = "added again"
 #: How near a whole number of times is.
 _NEAR = 0.02
 
@@ -41,17 +43,25 @@ def explain(
     for name, ref in islice(_before(what, whole, other), _TRIED):
         one = pages.array(ref).astype(np.float64).reshape(there.shape)[is_off_N]
         size = float(np.square(one).sum())
-        if not size or not np.isfinite(one).all():
+        if not size or not np.isfinite(one).all() or _is_multiple(there[is_off_N], one):
             continue
         factor = float((one * off).sum() / size)
         if np.linalg.norm(off - factor * one) <= _LEFT * np.linalg.norm(off):
             return Fault(
-                "added again", tuple(parted),
+                KIND, tuple(parted),
                 f"{what} on {whose(parted)} is off by {factor:.4g} times what {naming.module_of(name)} puts out: "
                 f"{_often(1 + factor, len(ranks))}",
                 1 + factor,
             )  # fmt: skip
     return None
+
+
+def _is_multiple(values_NH: Array, one_NH: Array) -> bool:
+    """Whether an output is nothing but another one, as what a stage is given is what the one before put out: that is
+    scaled as a whole, and added to nothing.
+    """
+    factor = float((one_NH * values_NH).sum() / np.square(one_NH).sum())
+    return bool(np.linalg.norm(values_NH - factor * one_NH) <= _LEFT * np.linalg.norm(values_NH))
 
 
 def _before(what: str, whole: TensorRef, other: Side) -> list[tuple[str, TensorRef]]:

@@ -49,6 +49,8 @@ def explain(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
             f"{what} on {whose(parted)} is the other run's plus one vector, the same for every token: a bias that is "
             "added once for each rank, left out, or another one",
         )  # fmt: skip
+    if _are_of_slices(whole, held, parted):
+        return None
     low, high = _range(whole, held, parted)
     return Fault(
         CHANNELS, tuple(parted),
@@ -56,6 +58,11 @@ def explain(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
         f"{high:.4g}), the same for every token: a weight of each channel (a norm's, a gate's scale) is another, left "
         "out, or applied once too often",
     )  # fmt: skip
+
+
+def is_of_values(fault: Fault) -> bool:
+    """Whether a fault says what values look like alone, which a weight may say the cause of."""
+    return fault.kind in (CONSTANT, CHANNELS)
 
 
 def by_bias(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], bias: HeldByRanks) -> Fault | None:
@@ -175,6 +182,20 @@ def _channels(there_NH: Array, here_NH: Array) -> Array | None:
     off = float(np.linalg.norm(h_NH - y_NH))
     is_so = off > 0 and np.linalg.norm(h_NH - factor_H * y_NH) <= _LEFT * off
     return factor_H if is_so and np.ptp(factor_H) > _LEFT * np.abs(factor_H - 1).max() else None
+
+
+def _are_of_slices(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> bool:
+    """Whether the factors are one number in all channels that one of the ranks' slices makes: of a slice of a matrix
+    that is zeros, or scaled. A weight of each channel is another in each.
+    """
+    count = len(held.ranks)
+    for _, there_NH, here_NH in _rows(whole, held, parted):
+        factor_H = _channels(there_NH, here_NH)
+        if factor_H is None or count < 2 or len(factor_H) % count or len(factor_H) < 2 * count:
+            return False
+        if np.ptp(factor_H.reshape(count, -1), axis=1).max() > _LEFT * np.abs(factor_H - 1).max():
+            return False
+    return True
 
 
 def _range(whole: TensorRef, held: HeldByRanks, parted: Sequence[int]) -> tuple[float, float]:

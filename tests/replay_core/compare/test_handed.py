@@ -21,12 +21,12 @@ OUT = torch.randn(4, 2, 6, 8, generator=torch.Generator().manual_seed(2))
 
 def run(
     folder: Path, handed: Callable[[int], Tensor], *, by_layers: bool = False,
-    compute: Callable[[Tensor], Tensor] = torch.tanh,
+    compute: Callable[[Tensor], Tensor] = lambda given: torch.tanh(given).cumsum(1),
 ) -> Path:  # fmt: skip
     """Two stages and four micro-batches; handed: what the second is given. by_layers: recorded as layers' own."""
     for micro in range(4):
         given = handed(micro)
-        made = compute(given).cumsum(1) + micro
+        made = compute(given) + micro
         with Recorder(folder) as recorder, recorder.step(0, rank=0) as record:
             record("batch_inputs", {"input_ids": IDS[micro]}, micro=micro)
             name = "model.layers.0.output" if by_layers else "forward.output.hidden"
@@ -70,10 +70,24 @@ def test_what_was_handed_otherwise_is_told(case: str, by_layers: bool, tmp_path:
     )
 
 
+def test_a_residual_alone_has_the_factor_of_what_was_handed_on(tmp_path: Path) -> None:
+    """A norm takes the factor out again, so that the stage's output is off by a multiple of what it was given."""
+
+    def layer(given: Tensor) -> Tensor:
+        return given + torch.tanh(given / given.norm(dim=-1, keepdim=True)).cumsum(1)
+
+    a = run(tmp_path / "a", lambda micro: OUT[micro], compute=layer)
+    b = run(tmp_path / "b", lambda micro: 0.9 * OUT[micro], compute=layer)
+    faults = there(workbench.compare_dumps(a, b).get("parallel"))["faults"]
+    assert [(fault["kind"], fault["ranks"]) for fault in faults] == [("handed on", [0, 1])]
+
+
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_another_stage_that_computes_otherwise_was_handed_what_it_should(by_layers: bool, tmp_path: Path) -> None:
     a = run(tmp_path / "a", lambda micro: OUT[micro], by_layers=by_layers)
-    b = run(tmp_path / "b", lambda micro: OUT[micro], by_layers=by_layers, compute=torch.sin)
+    b = run(
+        tmp_path / "b", lambda micro: OUT[micro], by_layers=by_layers, compute=lambda given: torch.sin(given).cumsum(1)
+    )
     found = workbench.compare_dumps(a, b).get("parallel")
     assert not [one for one in (found or {"faults": []})["faults"] if one["kind"] in ("other micro-batch", "handed on")]
 

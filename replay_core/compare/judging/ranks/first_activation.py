@@ -104,14 +104,15 @@ class FirstActivation:
         self._made_of[of.step] = MadeOf(held, whole, slices, attended, ids)
         if row.ranks is not None and is_open(row.ranks.fault):
             fault = self._of_tokens(of, whole, laid, row.ranks.parted)
-            is_constant = fault is not None and fault.kind == same_at_every_token.CONSTANT
+            is_at_every = fault is not None and same_at_every_token.is_of_values(fault)
             if fault is not None:
                 say_first(row, fault)
                 if at_boundaries.is_of_places(fault):  # what was put together since is off on all ranks alike
                     row.ranks.parted = fault.ranks
-            # Which bias a constant is may be said by what every rank has whole.
+            # Which bias a constant is may be said by what every rank has whole; and factors of the channels that one
+            # rank's slice of a weight makes, by that weight.
             if (
-                (fault is None or is_constant)
+                (fault is None or is_at_every)
                 and whole.shape == laid.shape
                 and len(whole.shape) >= 2
                 and whole.numel <= _MOST

@@ -106,7 +106,8 @@ class WeightsOfFirst:
             return  # what is off by one vector came through no slice
         if first.name == f"{_module_of(weight)}.output" and not is_of_some:
             fault = subspaces.of_a_slices_channels(first.name, off_NH, weight.name, held)
-        if fault is None and not weight.row.verdict.diverges:
+        are_factors = known is not None and known.kind == same_at_every_token.CHANNELS
+        if fault is None and not weight.row.verdict.diverges and not are_factors:
             through = subspaces.through_a_slice if held.is_cut else subspaces.added_by_each
             fault = through(first.name, off_NH, weight.name, held)
         if fault is not None:

@@ -215,6 +215,42 @@ def test_what_is_off_by_the_same_at_every_token(case: str) -> None:
         assert kind(same_at_every_token.explain("x", as_ref(HIDDEN), held, (0, 1))) == expected
 
 
+@pytest.mark.parametrize("times", [0.0, -1.0, 2.0])
+def test_channels_of_one_ranks_slice_that_are_zeros_or_scaled_are_no_weight_of_each(times: float) -> None:
+    here = torch.cat([HIDDEN[..., :4], times * HIDDEN[..., 4:]], -1)
+    assert same_at_every_token.explain("x", as_ref(HIDDEN), cut([here[:2], here[2:]], 0), (0, 1)) is None
+
+
+def test_channels_that_a_ranks_shard_scales_one_by_one_are_of_that_shard(tmp_path: Path) -> None:
+    """Both ranks gathered the weight: the rows of rank 1's shard are times a factor each."""
+    weight = random(8, 8, seed=8)
+    other = torch.cat([weight[:4], weight[4:] * SCALE[4:, None]])
+
+    def step(rows: slice, weight: Tensor) -> Step:
+        return {
+            "batch_inputs": {"input_ids": IDS[rows].contiguous()},
+            "modules": {"layers.0.mlp.up_proj.output": HIDDEN[rows] @ weight.T},
+            "param": {"param.layers.0.mlp.up_proj.weight": weight},
+        }
+
+    told = found(tmp_path, step(slice(0, 4), weight), *(step(slice(at, at + 2), other) for at in (0, 2)))
+    assert [(one.fault.kind, one.fault.ranks) for one in told.faults] == [("apart", (1,))]
+
+
+def test_an_output_that_is_another_as_a_whole_is_not_added(tmp_path: Path) -> None:
+    """What a layer is given is what the one before puts out: times a factor, it was added to nothing."""
+
+    def step(rows: slice, factor: float) -> Step:
+        names = {"layers.0.output": HIDDEN, "layers.1.inputs.0": factor * HIDDEN}
+        return {
+            "batch_inputs": {"input_ids": IDS[rows].contiguous()},
+            "modules": {name: value[rows].contiguous() for name, value in names.items()},
+        }
+
+    told = found(tmp_path, step(slice(0, 4), 1.0), *(step(slice(at, at + 2), 0.9) for at in (0, 2)))
+    assert "added again" not in kinds(told)
+
+
 def test_rows_that_are_all_alike_are_off_by_one_vector_whatever_is_wrong() -> None:
     alone = HIDDEN[:1, :1].expand(4, 16, 8) + 1e-4 * HIDDEN
     assert same_at_every_token.explain("x", as_ref(alone), alike(alone + BIAS, alone + BIAS), (0, 1)) is None
