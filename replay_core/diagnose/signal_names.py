@@ -107,7 +107,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
                   "baseline_reward/pct_1 NeMo-RL"),
     "repetition": ("rollout/repetition_frac slime",),
     "preemptions": ("vllm:num_preemptions_total *", "vllm/num_preemptions *"),
-    "generated_batches": ("train/num_gen_batches verl",),
+    "generated_batches": ("train/num_gen_batches verl", "num_gen_batches NeMo-RL"),
     "ess": ("rollout_corr/rollout_is_eff_sample_size verl",),
     "entropy": (
         "entropy *", "actor/entropy verl", "actor/entropy_loss verl", "train/entropy_loss slime",

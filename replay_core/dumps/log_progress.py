@@ -138,6 +138,8 @@ class StepsSaid:
         self._spoke: tuple[tuple[str, str], float, int] | None = None
         self._silence = Silence(0.0, 0, 0)
         self._last: tuple[int, str] = 0, ""
+        #: The last line of a bar or of metrics.
+        self._worked = 0
         #: The line of a bar that is no training's and has not come to its end.
         self._inside = 0
 
@@ -149,6 +151,8 @@ class StepsSaid:
         if text:
             self._last = line.number, text
             before = "" if line.stamp else text
+            if text.startswith("{'"):
+                self._worked = line.number
             if (clock := _CLOCK.search(line.stamp or text[:80])) is not None:
                 self._clocked += self._clocked < _CLOCKS
                 self._go_on(line.stream, before[: clock.start()], clock[0], line.number)
@@ -158,6 +162,7 @@ class StepsSaid:
             return
         self._is_meant = self._is_meant or _MEANT.search(text) is not None
         if "|" in text and (bar := _BAR.match(text.lstrip())) is not None:
+            self._worked = line.number
             self._since.clear()  # a validation, or a batch of responses, is work, too
             if not _NO_TRAINING.search(bar["label"]):
                 self._count(self._bars, int(bar["at"]), int(bar["of"]), line.number, _seconds(bar["took"]))
@@ -182,7 +187,8 @@ class StepsSaid:
         if self._spoke is not None and self._spoke[0] == key:
             silent = (now - self._spoke[1]) % 86400
             # Of two processes one may write late: a clock that goes back a little is no day.
-            if _A_DAY / 2 > silent >= self._silence.seconds:
+            # Lines of metrics and bars between them have no clock, and are no silence.
+            if _A_DAY / 2 > silent >= self._silence.seconds and not self._spoke[2] < self._worked < number:
                 self._silence = Silence(silent, self._spoke[2], number)
         self._spoke = key, now, number
         since = self._since.setdefault(key, [now, 0.0, 0.0])
