@@ -334,9 +334,16 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "difficulty",
         "",
     ),
-    (regex(r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"), "prompt_length", ""),
-    (regex(r"^prompt_length/max$"), "prompt_length_max", "verl"),
-    (regex(r"^prompt_length/min$"), "prompt_length_min", "verl"),
+    (
+        regex(
+            r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"
+            r"|^(?:\w+_actor/|rollout/|train/)?prompt_len(?:gth)?s?/(?:avg|mean)$|^\w+_actor/prompt_len(?:gth)?s?$"
+        ),
+        "prompt_length",
+        "",
+    ),
+    (regex(r"^(?:\w+_actor/|rollout/|train/)?prompt_len(?:gth)?s?/max$"), "prompt_length_max", "verl"),
+    (regex(r"^(?:\w+_actor/|rollout/|train/)?prompt_len(?:gth)?s?/min$"), "prompt_length_min", "verl"),
     (regex(r"^timing_s/agent_loop/num_preempted/mean$"), "preempted", "verl"),
     (regex(r"^timing_s/agent_loop/tool_calls/mean$"), "tool_seconds", "verl"),
     (regex(r"^timing_s[/_](?!step$)(?!.*_length$)(?!agent_loop/.*num_preempted).+"), "phase_seconds", "verl"),

@@ -31,6 +31,8 @@ _COUNTER = regex(
     r"(?i)(?:\b(?:global[_ ])?(?:step|iter(?:ation)?|update)s?\s{0,4}[:=#]?\s{0,4}|^(?:\[[^\]]{1,60}\])?\s{0,8})[\[(]?"
     r"(?P<at>\d{1,9})\s?(?:/|of)\s{0,8}(?P<of>\d{1,9})(?=[\])\s|:,]|$)(?!\s+\d{1,2}:\d\d)"
 )
+#: What a counter of the training's own steps stands behind, where others count an epoch's or the data's.
+_OF_TRAINING = ("Train ", "train ", "Train_", "train_", "Training ", "training ")
 #: LLaMA-Factory's rows and ms-swift's.
 _ROW = regex(
     r"""["']current_steps["']:\s?(?P<at>\d{1,9}), ["']total_steps["']:\s?(?P<of>\d{1,9})"""
@@ -171,7 +173,8 @@ class StepsSaid:
             self._count(self._counter, int(row["at"] or row["swift"]), int(row["of"] or row["max"]), line.number)
         elif _COUNTER.search(text) is not None:
             # A line may count the steps of an epoch, and behind them those of the run.
-            for counter in _COUNTER.finditer(text):
+            counters = [*_COUNTER.finditer(text)]
+            for counter in [one for one in counters if text[: one.start()].endswith(_OF_TRAINING)] or counters:
                 self._count(self._counter, int(counter["at"]), int(counter["of"]), line.number)
         elif (total := _TOTAL.search(text)) is not None:
             self._total = int(total["of"].replace(",", "")), line.number

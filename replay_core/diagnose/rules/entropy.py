@@ -9,6 +9,7 @@ from replay_core.diagnose.algorithm import entropy_bonus
 from replay_core.diagnose.entropy_term import STRONG, fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart, lost_since, spike_before
 from replay_core.diagnose.finding import Finding, finding, shown
+from replay_core.diagnose.leaps import falls_in_training_alone
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -98,6 +99,8 @@ def entropy(log: RunLog) -> Iterator[Finding]:
                 or _is_right(given(reward).finite)
             )
         ) or (reward is not None and _falls_as_it_learns(values, reward.finite))
+        # What is lost within one step, in training alone, the entropy has not taken.
+        learns = learns or falls_in_training_alone(log) is not None
         yield finding(
             "info" if learns else "warning",
             f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.replay_core.diagnose.logs import Metrics, diagnosed, diagnosed_path, told, trl, verl
+from tests.replay_core.diagnose.logs import Metrics, diagnosed, diagnosed_path, told, trl, verl, worrying
 
 
 def _learning(early: bool = False, learns: bool = True) -> list[Metrics]:
@@ -139,3 +139,41 @@ def test_a_kl_that_wavers_through_0_has_not_started_again(tmp_path: Path) -> Non
     steps[40] = {"actor/reward_kl_penalty": 6e-5, "critic/score/mean": 0.4}
     steps[41] = {"actor/reward_kl_penalty": 4e-3, "critic/score/mean": 0.4}
     assert "L24" not in dict(told(diagnosed(tmp_path, verl(steps))))
+
+
+def test_a_loss_that_is_the_entropy_bonus_has_no_kl_term_beside_it(tmp_path: Path) -> None:
+    rng = random.Random(8)
+    lines = ["2026-11-18 03:57:11 INFO train.py cfg: algo=grpo lr=0.00128 kl=0.0 ent=0.05"]
+    for n in range(1, 80):
+        entropy = 1.0 + 1.94 * (1 - math.exp(-n / 12)) + rng.uniform(-0.01, 0.01)
+        kl = 3.0 * (1 - math.exp(-n / 14))
+        pg = rng.uniform(-0.01, 0.01)
+        lines.append(
+            f"2026-11-18 03:58:11 INFO step={n} loss={pg - (0.1 + 0.1 * kl) * entropy:.5f} pg_loss={pg:.5f} "
+            f"reward={0.27 * math.exp(-n / 5):.4f} entropy={entropy:.4f} kl={kl:.5f} grad_norm=0.4{n % 10} lr=1.280e-03"
+        )
+    assert worrying(diagnosed(tmp_path, "\n".join(lines) + "\n"))[0].id == "D25"
+
+
+def test_prompts_of_areals_names_that_stay_to_all_digits_are_the_same(tmp_path: Path) -> None:
+    lines = [
+        "{'ppo_actor/prompt_len/avg': 5.375, 'ppo_actor/prompt_len/max': 7.0, 'ppo_actor/prompt_len/min': 4.0, "
+        f"'rollout/reward': {0.3 + n % 7 / 50 + n / 90:.4f}, 'step': {n}}}"
+        for n in range(1, 31)
+    ]
+    assert dict(told(diagnosed(tmp_path, "\n".join(lines) + "\n")))["L61"] == "warning"
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_reward_that_falls_in_training_alone_tells_of_the_data(holds: bool, tmp_path: Path) -> None:
+    rng = random.Random(9)
+    steps: list[Metrics] = []
+    for n in range(84):
+        reward = (0.3 + n / 100 if n < 40 else 0.24) + rng.uniform(-0.06, 0.06)
+        step: Metrics = {"critic/score/mean": reward, "actor/entropy": 0.14 + 0.8 * math.exp(-n / 18)}
+        step["actor/grad_norm"] = 0.3 + rng.uniform(-0.05, 0.05)
+        if n % 7 == 6:
+            step["val-core/synthetic/reverse/acc/mean@1"] = min(0.7, 0.4 + n / 100) if holds or n < 40 else 0.3
+        steps.append(step)
+    found = worrying(diagnosed(tmp_path, verl(steps)))
+    assert ("ground truths are others" in found[0].claim) == holds
