@@ -626,9 +626,12 @@ def divides_by_micro_batch(algorithm: Algorithm) -> bool:
 
 
 def learning_rate(algorithm: Algorithm) -> float | None:
-    """The policy's learning rate, not one that is stated under the critic."""
+    """The policy's learning rate, not one that is stated under the critic. A 0 that stands beside another is a figure
+    of the log, which was rounded or warms up.
+    """
     own = Algorithm(_beside(algorithm._facts, "critic", _DEEPEST))
-    return own.number("lr", "learning_rate", "actor_lr", "actor_learning_rate")
+    told = [own.number(name) for name in ("lr", "learning_rate", "actor_lr", "actor_learning_rate")]
+    return next((rate for rate in told if rate), next((rate for rate in told if rate is not None), None))
 
 
 def largest_norm(algorithm: Algorithm) -> float | None:

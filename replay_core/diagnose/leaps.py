@@ -21,6 +21,9 @@ from replay_core.diagnose.signals import Point, RunLog, Series
 BEFORE, AFTER, SIGMAS, NEAR = 5, 5, 4.0, 0.4
 #: Places that are tried, and values of a side that are looked at for each: medians of all at all cost their square.
 PLACES = 400
+#: A fall within a step: in changes of a step, in shares of what was earned and of the whole fall, what the validation
+#: holds, and how far the prompts' lengths may part.
+AT_ONCE_NOISE, AT_ONCE, OF_IT, HOLDS, AS_LONG = 3.0, 0.3, 0.6, 0.9, 0.1
 #: Of other figures how far the three values behind a place lie from the three before, in noise of a step and in shares
 #: of what they were.
 MOVES, PART = 3.0, 0.2
@@ -106,3 +109,38 @@ def with_it(log: RunLog, leap: Leap, signals: tuple[str, ...]) -> tuple[list[Ser
         now, was = median(values[at : at + 3]), median(values[at - 3 : at])
         (moved if abs(now - was) > max(MOVES * usual, PART * abs(was)) else rest).append(series)
     return moved, rest
+
+
+def falls_in_training_alone(log: RunLog) -> tuple[Leap, Series] | None:
+    """A reward that falls within one step and stays down (no later value comes half way back, none rise), and the
+    validation that keeps what it had: the policy is what it was, and the data of the training are not.
+    """
+    reward, held_out = log.get("reward"), log.get("held_out")
+    if reward is None or held_out is None:
+        return None
+    points = [point for point in reward.points if math.isfinite(point.value) and point.step is not None]
+    values = [point.value for point in points]
+    if len(values) < 4 * AFTER:
+        return None
+    noise = median(abs(b - a) for a, b in pairwise(values))
+    at = max(range(BEFORE, len(values) - 2 * AFTER), key=lambda n: values[n - 1] - values[n] + _gap(values, n))
+    before, gap = median(values[at - BEFORE : at]), _gap(values, at)
+    if gap < max(AT_ONCE_NOISE * noise, AT_ONCE * before) or values[at - 1] - values[at] < OF_IT * gap:
+        return None
+    if max(values[at:]) > before - gap / 2 + noise / 2 or trends.rises(values[at:]):
+        return None
+    step = points[at].step or 0
+    had = [p.value for p in held_out.points if p.step is not None and p.step < step][-3:]
+    has = [p.value for p in held_out.points if p.step is not None and p.step > step]
+    if min(len(had), len(has)) < 2 or median(has) < HOLDS * median(had):
+        return None
+    if (asked := log.get("prompt_length")) is not None:
+        longer = [p.value for p in asked.points if p.step is not None and p.step >= step]
+        shorter = [p.value for p in asked.points if p.step is not None and p.step < step]
+        if longer and shorter and abs(median(longer) - median(shorter)) > AS_LONG * abs(median(shorter)):
+            return None
+    return Leap(points[at], before, median(values[at:])), held_out
+
+
+def _gap(values: list[float], at: int) -> float:
+    return median(values[at - BEFORE : at]) - median(values[at : at + AFTER])

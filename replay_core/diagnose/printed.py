@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -105,21 +106,29 @@ def half_a_digit(name: str, path: str | None, line: int | None) -> float:
 
 #: Lines of a mapping that is printed over several.
 _MOST = 400
+#: How a panel of rich (and a table) begins and ends.
+_PANELS = (("\u256d", "\u2570"), ("\u250c", "\u2514"), ("\u250f", "\u2517"))
 
 
 def _line(path: str | None, line: int | None) -> str:
-    """A line of a text, to the end of a mapping that it opens; empty where it cannot be read. A progress bar's carriage
-    returns end none.
+    """A line of a text, with the mapping or drawn panel that it opens or the panel that it ends; empty where it cannot
+    be read. A progress bar's carriage returns end none.
     """
     if path is None or line is None:
         return ""
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            lines = islice(file, line - 1, None)
-            text = next(lines, "")
-            for more in islice(lines, _MOST if text.count("{") > text.count("}") else 0):
+            before = deque(islice(file, line - 1), maxlen=_MOST)
+            text = next(file, "")
+            begins = next((a for a, b in _PANELS if b in text and a not in text), None)
+            if begins is not None:  # a panel is told at its end
+                while before and begins not in text:
+                    text = before.pop() + text
+                return text
+            end = "}" if text.count("{") > text.count("}") else next((b for a, b in _PANELS if a in text), None)
+            for more in islice(file, _MOST if end is not None else 0):
                 text += more
-                if "}" in more:
+                if end is not None and end in more:
                     break
             return text
     except OSError:

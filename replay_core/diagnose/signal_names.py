@@ -107,7 +107,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
                   "baseline_reward/pct_1 NeMo-RL"),
     "repetition": ("rollout/repetition_frac slime",),
     "preemptions": ("vllm:num_preemptions_total *", "vllm/num_preemptions *"),
-    "generated_batches": ("train/num_gen_batches verl",),
+    "generated_batches": ("train/num_gen_batches verl", "num_gen_batches NeMo-RL"),
     "ess": ("rollout_corr/rollout_is_eff_sample_size verl",),
     "entropy": (
         "entropy *", "actor/entropy verl", "actor/entropy_loss verl", "train/entropy_loss slime",
@@ -334,9 +334,16 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "difficulty",
         "",
     ),
-    (regex(r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"), "prompt_length", ""),
-    (regex(r"^prompt_length/max$"), "prompt_length_max", "verl"),
-    (regex(r"^prompt_length/min$"), "prompt_length_min", "verl"),
+    (
+        regex(
+            r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"
+            r"|^(?:\w+_actor/|rollout/|train/)?prompt_len(?:gth)?s?/(?:avg|mean)$|^\w+_actor/prompt_len(?:gth)?s?$"
+        ),
+        "prompt_length",
+        "",
+    ),
+    (regex(r"^(?:\w+_actor/|rollout/|train/)?prompt_len(?:gth)?s?/max$"), "prompt_length_max", "verl"),
+    (regex(r"^(?:\w+_actor/|rollout/|train/)?prompt_len(?:gth)?s?/min$"), "prompt_length_min", "verl"),
     (regex(r"^timing_s/agent_loop/num_preempted/mean$"), "preempted", "verl"),
     (regex(r"^timing_s/agent_loop/tool_calls/mean$"), "tool_seconds", "verl"),
     (regex(r"^timing_s[/_](?!step$)(?!.*_length$)(?!agent_loop/.*num_preempted).+"), "phase_seconds", "verl"),

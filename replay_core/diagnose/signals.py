@@ -350,6 +350,40 @@ class RunLog(Struct):
         self._leave_out_below()
         self._leave_out_roundings()
         self._leave_out_widths()
+        self._leave_out_gaps_to_the_reference()
+        self._read_percent()
+
+    def _read_percent(self) -> None:
+        """Take what was logged in percent as the share that it is, where the share of what is not was made of it; part
+        with one that was made of a count.
+        """
+        for key, points in list(self._points.items()):
+            if self._names[key].formula != signal_names.COMPLEMENT:
+                continue
+            logged = [1 - point.value for point in points.values() if math.isfinite(point.value)]
+            if len(logged) < _SAME or max(logged) <= 1 or min(logged) < 0:
+                continue
+            self._series = None
+            if max(logged) > 100 or (max(logged) < 100 and all(value == int(value) for value in logged)):
+                del self._points[key]
+            else:
+                self._points[key] = {at: replace(p, value=1 - (1 - p.value) / 100) for at, p in points.items()}
+
+    def _leave_out_gaps_to_the_reference(self) -> None:
+        """Part with OpenRLHF's `logprobs_diff` where it is the KL to the reference in every step that has both, or
+        stands beside `vllm_kl`: its gap is that to the reference, and the other is the engine's.
+        """
+        references = [points for key, points in self._points.items() if key[0] == "kl"]
+        is_told = any(key[1].rpartition("/")[2] == "vllm_kl" for key in self._points)
+        for key in [key for key in self._points if key[0] == "logprob_diff" and key[1].endswith("logprobs_diff")]:
+            points = self._points[key]
+            for reference in references:
+                both = [(point.value, reference[at].value) for at, point in points.items() if at in reference]
+                told = [pair for pair in both if any(pair)]
+                if is_told or (len(told) >= _SAME and 2 * len(both) >= len(points) and all(a == b for a, b in told)):
+                    del self._points[key]
+                    self._series = None
+                    break
 
     def _leave_out_widths(self) -> None:
         """Part with lengths that are the width of a padded batch: one number in nearly every step, above what another
@@ -433,6 +467,8 @@ class RunLog(Struct):
         self._series = None
 
 
+#: Steps in which two figures are one number, and not 0, before they are one figure.
+_SAME = 2
 #: Of the values of a padded width, the share that is one number.
 _PADDED = 0.95
 

@@ -32,6 +32,8 @@ _SET_RIGHT = regex(
     r"^\s{2,60}([A-Za-z][\w ./()%-]{0,60}?):\s{1,4}"
     r"([-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf))\s?(?:s\b.*|steps/s.*)?$"
 )
+#: Dynamic sampling's batches of a step so far, none of which is the last.
+_DRAWN = regex(r"\bProcessed (\d{1,6}) batches so far\b")
 #: The line above some bullets: what they are of.
 _ROOM = regex(r"([A-Za-z][A-Za-z ]{2,40}):\s{0,8}$")
 #: The bullets below these are the step's own metrics; those below another line are named after it.
@@ -57,6 +59,8 @@ class BulletedSteps(Struct):
             return None, {}
         if self.is_set_right and (named := _SET_RIGHT.match(line)):
             return self.step, {named[1]: float(named[2].replace(",", ""))}
+        if "batches so far" in line and (drawn := _DRAWN.search(line)):
+            return self.step, {"num_gen_batches": float(drawn[1]) + 1}
         if bullet := _BULLET.match(line):
             name, value = bullet[1], float(bullet[2].replace(",", "")) / (100 if bullet[3] else 1)
             return self.step, {name if not self.room or name == _WHOLE else f"{self.room}/{name}": value}

@@ -31,6 +31,8 @@ _COUNTER = regex(
     r"(?i)(?:\b(?:global[_ ])?(?:step|iter(?:ation)?|update)s?\s{0,4}[:=#]?\s{0,4}|^(?:\[[^\]]{1,60}\])?\s{0,8})[\[(]?"
     r"(?P<at>\d{1,9})\s?(?:/|of)\s{0,8}(?P<of>\d{1,9})(?=[\])\s|:,]|$)(?!\s+\d{1,2}:\d\d)"
 )
+#: What a counter of the training's own steps stands behind, where others count an epoch's or the data's.
+_OF_TRAINING = ("Train ", "train ", "Train_", "train_", "Training ", "training ")
 #: LLaMA-Factory's rows and ms-swift's.
 _ROW = regex(
     r"""["']current_steps["']:\s?(?P<at>\d{1,9}), ["']total_steps["']:\s?(?P<of>\d{1,9})"""
@@ -138,6 +140,8 @@ class StepsSaid:
         self._spoke: tuple[tuple[str, str], float, int] | None = None
         self._silence = Silence(0.0, 0, 0)
         self._last: tuple[int, str] = 0, ""
+        #: The last line of a bar or of metrics.
+        self._worked = 0
         #: The line of a bar that is no training's and has not come to its end.
         self._inside = 0
 
@@ -149,6 +153,8 @@ class StepsSaid:
         if text:
             self._last = line.number, text
             before = "" if line.stamp else text
+            if text.startswith("{'"):
+                self._worked = line.number
             if (clock := _CLOCK.search(line.stamp or text[:80])) is not None:
                 self._clocked += self._clocked < _CLOCKS
                 self._go_on(line.stream, before[: clock.start()], clock[0], line.number)
@@ -158,6 +164,7 @@ class StepsSaid:
             return
         self._is_meant = self._is_meant or _MEANT.search(text) is not None
         if "|" in text and (bar := _BAR.match(text.lstrip())) is not None:
+            self._worked = line.number
             self._since.clear()  # a validation, or a batch of responses, is work, too
             if not _NO_TRAINING.search(bar["label"]):
                 self._count(self._bars, int(bar["at"]), int(bar["of"]), line.number, _seconds(bar["took"]))
@@ -166,7 +173,8 @@ class StepsSaid:
             self._count(self._counter, int(row["at"] or row["swift"]), int(row["of"] or row["max"]), line.number)
         elif _COUNTER.search(text) is not None:
             # A line may count the steps of an epoch, and behind them those of the run.
-            for counter in _COUNTER.finditer(text):
+            counters = [*_COUNTER.finditer(text)]
+            for counter in [one for one in counters if text[: one.start()].endswith(_OF_TRAINING)] or counters:
                 self._count(self._counter, int(counter["at"]), int(counter["of"]), line.number)
         elif (total := _TOTAL.search(text)) is not None:
             self._total = int(total["of"].replace(",", "")), line.number
@@ -182,7 +190,8 @@ class StepsSaid:
         if self._spoke is not None and self._spoke[0] == key:
             silent = (now - self._spoke[1]) % 86400
             # Of two processes one may write late: a clock that goes back a little is no day.
-            if _A_DAY / 2 > silent >= self._silence.seconds:
+            # Lines of metrics and bars between them have no clock, and are no silence.
+            if _A_DAY / 2 > silent >= self._silence.seconds and not self._spoke[2] < self._worked < number:
                 self._silence = Silence(silent, self._spoke[2], number)
         self._spoke = key, now, number
         since = self._since.setdefault(key, [now, 0.0, 0.0])

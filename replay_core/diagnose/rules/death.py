@@ -89,6 +89,9 @@ def died(log: RunLog) -> Iterator[Finding]:
         one for one in told
         if (one.point.line or 0) > last.get(one.point.path, 0) and (one.point.path, one.point.line) not in logged
     ]  # fmt: skip
+    if (continued := [one for one in at_the_end if _is_continued(one, log)]) and len(continued) == len(at_the_end):
+        yield _in_parts(continued)
+        return
     # Tasks that are cancelled, and nothing else, are those of a program that closes.
     if all(_CANCELLED.match(one.text) for one in at_the_end) or _closes(at_the_end, log):
         at_the_end = []
@@ -136,6 +139,36 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+def _is_continued(end: Told, log: RunLog) -> bool:
+    """Whether a job that its time limit ended is gone on with in another file, from a step behind its first one, and
+    came further there.
+    """
+    found = _SCHEDULED.search(end.text)
+    if found is None or log.is_counted:
+        return False
+    points = max((each.points for name in ("reward", "loss", "pg_loss") for each in log.all(name)), key=len, default=())
+    here = [p.step for p in points if p.path == end.point.path and p.step is not None]
+    others = [p.step for p in points if p.path != end.point.path and p.step is not None]
+    behind = [step for step in others if here and step > max(here)]
+    return bool(behind) and min(behind) - max(here) <= _GOES_ON_WITHIN
+
+
+#: Steps between the last one of a job and the first that the next one logs, as it logs every tenth.
+_GOES_ON_WITHIN = 10
+
+
+def _in_parts(ends: list[Told]) -> Finding:
+    return info(
+        f"the scheduler ended a job at line {ends[0].point.line}, and another one went on from its checkpoint: "
+        f"{said(ends[0])[:160]}",
+        ends[0].point.where(),
+        shown("such ends", len(ends), None, "log"),
+        cause="the run takes more time than one job has, and is made in parts",
+        next_step="nothing, where figures go on as they were",
+        steps=steps_of(one.point for one in ends),
+    )
 
 
 #: Lines behind a worker's end in which the trainer says that it starts its engine again.

@@ -9,6 +9,7 @@ from replay_core.diagnose.algorithm import entropy_bonus
 from replay_core.diagnose.entropy_term import STRONG, fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart, lost_since, spike_before
 from replay_core.diagnose.finding import Finding, finding, shown
+from replay_core.diagnose.leaps import falls_in_training_alone
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -26,6 +27,9 @@ APART = 3.0
 FALLEN = 4.0
 #: And where the reward rises with it: a policy that learns one answer to a prompt gets sure of it.
 FALLEN_LEARNING = 12.0
+#: The part of a run in which an entropy that is lost is lost early; what is left of one that is gone; of the best
+#: quarter's reward, what the last one holds of a policy that learns.
+EARLY, GONE, HELD = 5, 50.0, 0.8
 #: A reward near 1; steps that tell where a run began.
 RIGHT, MIN_FIRST = 0.8, 5
 #: What is left of an entropy that has been low all along.
@@ -50,7 +54,9 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile (and does not
     fall in its last quarter) and the entropy grows without a stated bonus over .05; or where it rises while a twelfth
     of the entropy is left (by what chance explains in one case of twenty), or to .8 and more of 1, or step by step as
-    that falls (rank correlation below -.9).
+    that falls (rank correlation below -.9). Info as well where the entropy goes by and by (no twelfth is left after
+    the first fifth of 16 steps and more is early; a fiftieth is gone) while the reward rises and its last quarter
+    holds .8 of its best, or rises in the last third from less than that.
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -85,11 +91,16 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
         reward = log.get("reward")
         rises = reward is not None and trends.drift(reward.finite) > GAINS
-        learns = rises and (
-            now >= begun / FALLEN_LEARNING
-            or trends.together(values, given(reward).finite) < -IN_PACE
-            or _is_right(given(reward).finite)
-        )
+        learns = (
+            rises
+            and (
+                now >= begun / FALLEN_LEARNING
+                or trends.together(values, given(reward).finite) < -IN_PACE
+                or _is_right(given(reward).finite)
+            )
+        ) or (reward is not None and _falls_as_it_learns(values, reward.finite))
+        # What is lost within one step, in training alone, the entropy has not taken.
+        learns = learns or falls_in_training_alone(log) is not None
         yield finding(
             "info" if learns else "warning",
             f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token",
@@ -107,6 +118,8 @@ def entropy(log: RunLog) -> Iterator[Finding]:
 def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:
     """Whether a low entropy is that of a policy that is right, learns, or was tuned to be sure before the run began."""
     rewards = [] if reward is None else reward.finite
+    if _falls_as_it_learns(values, rewards):
+        return True
     # A twelfth and less of what it began with is a collapse, whatever the answers earn on the way.
     if min(len(values), len(rewards)) < 2 * trends.MIN_STEPS or (
         now < max(ENTROPY_MIN / 5, trends.level(values[:3]) / FALLEN_LEARNING)
@@ -117,6 +130,25 @@ def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:
     if trends.level(rewards) <= 0 or trends.drift(rewards) < -trends.DRIFT_Z:
         return False
     return trends.rises(rewards) or trends.level(values[:MIN_FIRST], MIN_FIRST) < 2 * ENTROPY_MIN
+
+
+def _falls_as_it_learns(values: list[float], rewards: list[float]) -> bool:
+    """Whether the entropy goes by and by, to no less than a fiftieth, while the run learns: it is not down to a twelfth
+    within the first fifth, and the reward rises and holds what it had, or rises in the last third (a harder stage).
+    """
+    if min(len(values), len(rewards)) < 2 * trends.MIN_STEPS:
+        return False
+    begun = trends.level(values[:3])
+    early = trends.level(values[: max(trends.MIN_STEPS, len(values) // EARLY)], 3)
+    if early < begun / FALLEN_LEARNING or trends.level(values) < begun / GONE:
+        return False
+    quarter = len(rewards) // 4
+    best = max(trends.level(rewards[at : at + quarter], quarter) for at in range(0, 4 * quarter, quarter))
+    now = trends.level(rewards, quarter)
+    # What rises in the last steps alone was not learnt as the entropy fell.
+    if trends.rises(rewards) and trends.rises(rewards[: -(len(rewards) // EARLY)]):
+        return now >= HELD * best
+    return 0 < now < HELD * best and trends.rises(rewards[-(len(rewards) // 3) :])
 
 
 def _is_right(rewards: list[float]) -> bool:

@@ -6,6 +6,7 @@ import math
 from statistics import median
 
 from replay_core.diagnose.algorithm import learning_rate
+from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.rules.ratio import NO_ADAPTERS
@@ -33,6 +34,7 @@ def far_too_high(log: RunLog) -> Finding | None:
     at = _lost_from(reward)
     if rate <= NO_ADAPTERS or at is None or not (moved := _moved(log, reward.points[at])):
         return None
+    skip_if(fitted_bonus(log) is not None, "the loss is the entropy bonus, which takes the reward: D25 tells of it")
     begun, now = median(reward.finite[:FEWEST]), median(reward.values[at:])
     from_here = reward.of(reward.points[at:])
     return error(

@@ -29,7 +29,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.function_weights import NOTHING as UNPAID
 from replay_core.diagnose.function_weights import function_weights, paid_instead
 from replay_core.diagnose.late_falls import late_fall
-from replay_core.diagnose.leaps import leap_in, with_it
+from replay_core.diagnose.leaps import falls_in_training_alone, leap_in, with_it
 from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
@@ -1057,8 +1057,10 @@ def reward_falls(log: RunLog) -> Finding | None:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
     more, and the fall is none that chance explains: a warning, and worth knowing where three quarters of the first
     third's are left, as where prompts get harder. Or it breaks off: every one of its last 3 and more
-    values lies below all before, by half of all it spans. Or, of 40 values and more, it falls steadily from its best to
-    the end, a quarter and four robust sigmas below where it began. Rewards waver by prompt; RL is meant to raise them.
+    values lies below all before, by half of all it spans. Or it falls within one step by .3 of what it was, and stays
+    down, while the validation keeps .9 of what it had: a warning of the training's data. Or, of 40 values and more, it
+    falls steadily from its best to the end, a quarter and four robust sigmas below where it began. Rewards waver by
+    prompt; RL is meant to raise them.
 
     Worth knowing alone where what is asked changes with it, as a logged difficulty, stage of a curriculum or mean
     prompt length says: the reward falls where that does change and not within what follows, or step by step with it
@@ -1072,6 +1074,23 @@ def reward_falls(log: RunLog) -> Finding | None:
     skip_if(len(values) < 12, "needs the reward of 12 steps")
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
     harder = harder_prompts(log, series)
+    alone = falls_in_training_alone(log) if harder is None else None
+    if alone is not None:
+        leap, held_out = alone
+        held = trends.level([p.value for p in held_out.points if (p.step or 0) > (leap.at.step or 0)])
+        return warning(
+            f"{series.name} falls from {leap.before:.3g} to {leap.after:.3g} at step {leap.at.step}, within one step, "
+            f"and stays there, while {held_out.name} stays at {held:.3g}: the training's data or their ground truths "
+            "are others from there on, and not the policy",
+            leap.at.where(series.name),
+            series.shown_at(leap.at, f"about {leap.before:.3g}"),
+            held_out.shown(held, "as before"),
+            cause="from that step (of a new pass over the data, or another file) prompts and ground truths do not "
+            "belong together (shuffled apart, shifted by a row), or the training's judge is another one: a policy that "
+            "had changed would lose the validation's reward as well",
+            next_step=f"print prompt, answer and ground truth of ten samples of before and behind step {leap.at.step}",
+            steps=[p.step for p in series.points if p.step is not None and p.step >= (leap.at.step or 0)],
+        )
     if (apart := falls_apart(log)) is not None and harder is None:
         begun, spike = trends.level(values[:3]), spike_before(log, apart[0])
         behind = ""

@@ -32,6 +32,8 @@ NEAR, FAR = 0.35, 3.0
 STAYS = 0.9
 #: A KL that has come to something, and what is nothing beside it.
 LEVEL, NOTHING = 1e-3, 0.02
+#: And how many times its beginning it has come to before it can fall back to that.
+AWAY = 2.0
 #: What of them is the policy's own in every step; results and single rewards are of some prompts, or of some steps.
 _BY_WEIGHTS = ("reward", "entropy", "response_length")
 _COMES_BACK = ("kl", "reward", "entropy", "response_length", "reward_function", "held_out")
@@ -64,6 +66,8 @@ def _back_at(series: Series) -> int | None:
             # Peaks that had come down before are none that first weights took back.
             falls = min(values[at - SIDE : at]) > 0 and max(values[0], values[at]) < NOTHING * level
             falls = falls and values[at - 1] > 0.2 * level
+            # One that never came far from its beginning wavers through 0 as its noise does.
+            falls = falls and (values[at] == 0 or level > AWAY * median(values[:SIDE]))
             # Of exactly 0 there is one reason, and the first update may already take it far.
             soon = values[at + 1 : at + (2 if values[at] == 0 else 3)]
             if falls and level > LEVEL and max(soon) < 0.5 * level:

@@ -15,6 +15,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, is_clipped, kl_weight
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
+from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -475,7 +476,9 @@ def terms(log: RunLog) -> Finding | None:
     if pg is None or all(abs(a - b) <= 1e-5 for a, b in _aligned(loss, pg)):
         return _against_one(log, loss)
     best: tuple[float, dict[str, Series], dict[str, float]] | None = None
-    named = [(kind, series) for kind in ("kl", "entropy", "value_loss") for series in log.all(kind)[:2]]
+    # Of a loss that is the entropy times a coefficient, a KL that grows with it fits as well, and is no term.
+    kinds = ("entropy", "value_loss") if fitted_bonus(log) is not None else ("kl", "entropy", "value_loss")
+    named = [(kind, series) for kind in kinds for series in log.all(kind)[:2]]
     for count in (1, 2, 3):
         for chosen in combinations(named, count):
             if len({kind for kind, _ in chosen}) < count:
