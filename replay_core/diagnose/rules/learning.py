@@ -1076,20 +1076,20 @@ def reward_falls(log: RunLog) -> Finding | None:
     harder = harder_prompts(log, series)
     alone = falls_in_training_alone(log) if harder is None else None
     if alone is not None:
-        leap, held_out = alone
-        held = trends.level([p.value for p in held_out.points if (p.step or 0) > (leap.at.step or 0)])
+        drop, held_out = alone
+        held = trends.level([p.value for p in held_out.points if (p.step or 0) > (drop.at.step or 0)])
         return warning(
-            f"{series.name} falls from {leap.before:.3g} to {leap.after:.3g} at step {leap.at.step}, within one step, "
+            f"{series.name} falls from {drop.before:.3g} to {drop.after:.3g} at step {drop.at.step}, within one step, "
             f"and stays there, while {held_out.name} stays at {held:.3g}: the training's data or their ground truths "
             "are others from there on, and not the policy",
-            leap.at.where(series.name),
-            series.shown_at(leap.at, f"about {leap.before:.3g}"),
+            drop.at.where(series.name),
+            series.shown_at(drop.at, f"about {drop.before:.3g}"),
             held_out.shown(held, "as before"),
             cause="from that step (of a new pass over the data, or another file) prompts and ground truths do not "
             "belong together (shuffled apart, shifted by a row), or the training's judge is another one: a policy that "
             "had changed would lose the validation's reward as well",
-            next_step=f"print prompt, answer and ground truth of ten samples of before and behind step {leap.at.step}",
-            steps=[p.step for p in series.points if p.step is not None and p.step >= (leap.at.step or 0)],
+            next_step=f"print prompt, answer and ground truth of ten samples of before and behind step {drop.at.step}",
+            steps=[p.step for p in series.points if p.step is not None and p.step >= (drop.at.step or 0)],
         )
     if (apart := falls_apart(log)) is not None and harder is None:
         begun, spike = trends.level(values[:3]), spike_before(log, apart[0])

@@ -170,7 +170,7 @@ def test_a_reward_that_falls_in_training_alone_tells_of_the_data(holds: bool, tm
     steps: list[Metrics] = []
     for n in range(84):
         reward = (0.3 + n / 100 if n < 40 else 0.24) + rng.uniform(-0.06, 0.06)
-        step: Metrics = {"critic/score/mean": reward, "actor/entropy": 0.14 + 0.8 * math.exp(-n / 18)}
+        step: dict[str, float | None] = {"critic/score/mean": reward, "actor/entropy": 0.14 + 0.8 * math.exp(-n / 18)}
         step["actor/grad_norm"] = 0.3 + rng.uniform(-0.05, 0.05)
         if n % 7 == 6:
             step["val-core/synthetic/reverse/acc/mean@1"] = min(0.7, 0.4 + n / 100) if holds or n < 40 else 0.3
