@@ -53,6 +53,8 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int, role: 
     for one in given:
         by_rank.setdefault(one.rank, []).append(one)
     same_tokens = Counter(tuple(one.tokens for one in rows) for rows in by_rank.values())
+    if (twice := _in_place_of_others(by_rank, there, here, step)) is not None:
+        return twice
     if not due or there == here or max(same_tokens.values()) > 1 or not any(one.tokens in there for one in given):
         return None
     own = Counter((one.rank, one.tokens) for one in due)
@@ -74,6 +76,32 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int, role: 
     rows = [one for rank in ranks for one in those[rank]]
     total = sum(len(by_rank[rank]) for rank in ranks)
     return Fault("other samples", ranks, f"{whose(ranks)} of b {_said(rows, total, every, there, step)}")
+
+
+def _in_place_of_others(
+    by_rank: dict[int, list[_DealtRow]], there: Counter[bytes], here: Counter[bytes], step: int
+) -> Fault | None:
+    """The ranks of b that were given all that ranks before them were, where as many samples of a are on no rank: two
+    ranks that share the work of a sample leave none out.
+    """
+    first: dict[tuple[bytes, ...], int] = {}
+    twice: dict[int, int] = {}
+    for rank, rows in sorted(by_rank.items()):
+        before = first.setdefault(tuple(one.tokens for one in rows), rank)
+        if before != rank:
+            twice[rank] = before
+    lost = there - here
+    if not twice or not lost or there.total() != here.total() or set(here) - set(there) or max(there.values()) > 1:
+        return None
+    ranks, others = tuple(twice), tuple(sorted(set(twice.values())))
+    verb = "was" if len(ranks) == 1 else "were"
+    return Fault(
+        "samples twice", ranks,
+        f"{whose(ranks)} of b {verb} given in step {step} the samples of {whose(others)} once more (input_ids are the "
+        f"same), while {lost.total()} of a's {there.total()} samples of the step are on no rank: samples are dealt by "
+        "a rank and a size that are not those of all data-parallel ranks (the place within a group: of shards, of a "
+        "node, of a replica)",
+    )  # fmt: skip
 
 
 def _fewer(by_rank: dict[int, list[_DealtRow]], there: Counter[bytes], here: Counter[bytes], step: int) -> Fault | None:

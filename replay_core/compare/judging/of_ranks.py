@@ -278,8 +278,11 @@ class OfRanks:
 
 
 def _of_norms(of: RowOfRanks, fault: Fault | None) -> Fault | None:
-    """Whether the squares of ranks' norms add up to the other run's."""
-    return fault if not is_open(fault) else own_norm.not_summed(of.name, of.whole, of.held) or fault
+    """Whether the squares of ranks' norms add up to the other run's, or are of gradients that are counted again."""
+    if not is_open(fault):
+        return fault
+    summed = own_norm.not_summed(of.name, of.whole, of.held)
+    return summed or own_norm.counted_again(of.name, of.whole, of.held, of.together) or fault
 
 
 def _note_mean(of: RowOfRanks) -> None:

@@ -11,14 +11,16 @@ import numpy as np
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.align import MicroBatchPair, Side, TensorPair
-from replay_core.compare.pairing.ranks import HeldByRanks, Together
+from replay_core.compare.pairing.ranks import HeldByRanks, Together, standing_for
 from replay_core.errors import DumpError
-from replay_core.records import TensorRef
+from replay_core.records import Parts, TensorRef
 
 _NAMES = ("grad_norm", "clipped_grad_norm")
 #: How near a norm is to what was recorded: in float32, as a rule.
 _NEAR = 1e-3
 _EXACT = 1e-5
+#: How near what is counted again must tell the norm, of what it adds.
+_COUNTED = 5e-3
 #: What is said of such norms.
 OF_PARTS = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
 OF_OTHERS = "either run's is the norm of the gradients that its rank holds, and these are not the same ones"
@@ -65,6 +67,43 @@ def not_summed(name: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
     )  # fmt: skip
 
 
+def counted_again(name: str, whole: TensorRef, held: HeldByRanks, together: Together) -> Fault | None:
+    """Whether the ranks' one norm is off from the other run's by exactly what gradients add that more ranks hold than
+    others: whole on each rank of a group that cuts the others, or on two stages of a pipeline.
+    """
+    refs = (whole, *held.parts)
+    if name not in _NAMES or any(ref.numel != 1 or not ref.is_readable for ref in refs):
+        return None
+    there, *norms = (float(pages.array(ref).reshape(-1)[0]) for ref in refs)
+    if not there or any(abs(one - norms[0]) > _EXACT * abs(one) for one in norms):
+        return None
+    gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
+    sums: dict[str, tuple[float, float]] = {}
+    for one in gradients:
+        numel = standing_for(one).numel
+        copies = sum(map(_own_size, one.parts)) / numel if numel else 0.0
+        if copies:
+            square = sum(map(_square, one.parts)) / (sum(ref.numel for ref in one.parts) / numel)
+            sums[one.parts[0].name.removeprefix("grad.")] = square, copies
+    fewest = min((copies for _, copies in sums.values()), default=0.0)
+    again = [name for name, (_, copies) in sums.items() if copies > fewest]
+    once = sum(square for square, _ in sums.values())
+    if not again or not once:
+        return None
+    told = (sum(square * copies for square, copies in sums.values()) / fewest / once) ** 0.5
+    if abs(told - 1) <= _NEAR or abs(norms[0] / there - told) > _COUNTED * abs(told - 1):
+        return None
+    times = sorted({sums[one][1] / fewest for one in again})
+    which = ", ".join(sorted(again)[:4]) + (f" and {len(again) - 4} more" if len(again) > 4 else "")
+    return Fault(
+        "norm counted again", held.ranks,
+        f"{name} counts the gradients of {which} {' or '.join(f'{one:g}' for one in times)} times: counted so it is "
+        f"{told:.6g} times the other run's, and what {whose(held.ranks)} recorded is {norms[0] / there:.6g} times it; "
+        "more ranks hold these than the others (not cut, or on two stages), and their squares are summed over all "
+        "ranks where each is due once: every gradient is clipped by that norm",
+    )  # fmt: skip
+
+
 def is_of_others(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
     """Whether the norms of two ranks that face each other are those of the gradients that each holds, and these are
     others by name: experts, of which one run has all on every rank and the other some.
@@ -83,6 +122,13 @@ def is_of_others(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
 
 def _gradients(side: Side) -> Iterable[tuple[str, TensorRef]]:
     return ((name, ref) for (name, _), (_, ref) in side.tensors.items() if name.startswith("grad."))
+
+
+def _own_size(ref: TensorRef) -> int:
+    """How many elements a rank has itself of what was laid together of its slice and others'."""
+    while isinstance(ref.source, Parts) and ref.source.parts:
+        ref = ref.source.parts[0]
+    return ref.numel
 
 
 def _square(ref: TensorRef) -> float:

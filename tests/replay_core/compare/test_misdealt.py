@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from replay_core import workbench
+from replay_core.compare.misdealt import misdealt
+from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 from tests.builders import there
 
@@ -137,3 +139,24 @@ def test_a_rank_that_lost_samples_is_told_by_what_the_others_have(micros: int, t
     assert (fault["kind"], fault["ranks"]) == ("lost samples", [2])
     assert "was given 1 sample in step 0" in fault["sentence"]
     assert ("micro-batch 1 is missing" in fault["sentence"]) == (micros == 2)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_ranks_that_have_others_samples_in_place_of_their_own_are_told(is_whole: bool, tmp_path: Path) -> None:
+    halves = [[STEPS[0, :2]], [STEPS[0, 2:]]]
+    a = run(tmp_path / "a", [[torch.cat([STEPS[0], STEPS[1]])]])
+    later = [[STEPS[1, :2]], [STEPS[1, 2:]]] if is_whole else halves
+    b = run(tmp_path / "b", [*halves, *later])
+    fault = misdealt(open_run(a).records, open_run(b).records, 0, "actor")
+    if is_whole:
+        assert fault is None
+        return
+    assert (there(fault).kind, there(fault).ranks) == ("samples twice", (2, 3))
+    assert "the samples of ranks 0 and 1 once more" in there(fault).sentence
+    assert "4 of a's 8 samples of the step are on no rank" in there(fault).sentence
+
+
+def test_ranks_that_share_the_work_of_a_sample_have_none_twice(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", [[STEPS[0]]])
+    b = run(tmp_path / "b", [[STEPS[0, :2]], [STEPS[0, 2:]], [STEPS[0, :2]], [STEPS[0, 2:]]])
+    assert misdealt(open_run(a).records, open_run(b).records, 0, "actor") is None

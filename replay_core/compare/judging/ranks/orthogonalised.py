@@ -41,6 +41,8 @@ _FACTORS, _TURNS = (3.4445, -4.7750, 2.0315), (5, 6)
 _LEFT, _FEWEST = 0.1, 2
 #: Elements of a matrix, matrices that are asked, and what part of all that are off is to be explained.
 _MOST, _ASKED, _MOSTLY = 1 << 20, 12, 0.8
+#: How far apart the factors of matrices are that one factor of all makes: of the norm that all are clipped by.
+_ONE = 0.01
 #: How nearly along the gradient itself what is off may lie; and how far apart slices' factors are.
 _ALONG, _APART = 0.99, 0.02
 _TRUST = "scaling"
@@ -106,6 +108,8 @@ class Orthogonalised:
         for role, every in self._off.items():
             self._asked.add(role)
             explained = []
+            if _is_one_factor(every):
+                continue
             for one in every:
                 if (cut := self._made_of_slices(one)) is not None:
                     explained.append((one.row, cut))
@@ -180,6 +184,29 @@ class Orthogonalised:
             for many in (count, *(n for n in range(2, count) if count % n == 0)):
                 if shape[axis] % many == 0 and shape[axis] > many > 1:
                     yield f"{many} slices of its {lines[axis]}", axis, np.split(np.arange(shape[axis]), many)
+
+
+def _is_one_factor(every: list[_Off]) -> bool:
+    """Whether all matrices are off along their gradients by one factor: another rate, or another norm that all are
+    clipped by. Norms of matrices differ, and what is divided by them is off by a factor of each.
+    """
+    factors = []
+    for one in every:
+        size = float(np.linalg.norm(one.off))
+        found = None
+        for ref in one.gradients:
+            gradient = pages.array(ref).astype(np.float64)
+            square = float(np.square(gradient).sum())
+            if not np.isfinite(square) or not square or not np.isfinite(size):
+                continue
+            times = float((gradient * one.off).sum()) / square
+            if float(np.linalg.norm(one.off - times * gradient)) <= _LEFT * size:
+                found = times
+                break
+        if found is None:
+            return False
+        factors.append(found)
+    return len(factors) >= _FEWEST and np.ptp(factors) <= _ONE * abs(float(np.median(factors)))
 
 
 def _said(row: TensorVerdict, ranks: tuple[int, ...], made: _SteppedBy, explained: int, every: int) -> str:
