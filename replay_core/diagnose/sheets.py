@@ -81,7 +81,9 @@ def _field(fields: Iterable[TensorRef], name: str) -> TensorRef | None:
 def sheets_of(records: Iterable[Record], pad: int | None = None) -> tuple[list[Sheet], list[str], list[str]]:
     """Every sheet of these records, what could not be read, and what is there twice, in words.
 
-    pad: the id that the run states to be padding; what no mask names is told by it. A shard that repeats samples by id counts once, and so does a second file of the same tensors of the same samples.
+    pad: the id that the run states to be padding, which tells it where no mask does.
+
+    A shard that repeats samples by id counts once, and so does a second file of the same tensors of the same samples.
     """
     parts: dict[tuple[str, str | None], list[Batch]] = defaultdict(list)
     unreadable: list[str] = []
