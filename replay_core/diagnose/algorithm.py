@@ -535,6 +535,14 @@ def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
     return as_number(stated(facts, *names))
 
 
+def stated_pad(facts: Mapping[str, Any]) -> int | None:
+    """The token id that a run states to be padding, of its tokenizer or by name."""
+    found = stated_number(facts, "pad_token_id", "pad_id")
+    if found is None:
+        found = as_number(next(_inside(facts, "tokenizer", "pad", (), _DEEPEST), None))
+    return None if found is None or found < 0 or found != int(found) else int(found)
+
+
 def as_number(value: Any) -> float | None:
     if isinstance(value, str):
         try:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from replay_core import pages
+from replay_core.diagnose.algorithm import stated_by, stated_pad
 from replay_core.diagnose.columns import Column, Columns
 from replay_core.diagnose.flat import Array, Flat
 from replay_core.diagnose.laid import Laid
@@ -438,7 +439,7 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
     trained = [record for record in records if record.key.role not in ("eval", "critic")]
     # What a critic says of the samples is about them; its own losses and batches are not the policy's.
     said = [each for each in records if each.key.role == "critic" and each.key.stage not in STAGES and _says(each)]
-    sheets, unreadable, repeated = sheets_of([*trained, *said])
+    sheets, unreadable, repeated = sheets_of([*trained, *said], stated_pad(stated_by(run)))
     lost += [what for what in unreadable if what not in lost]
     batches = []
     for spine, others in joined(sheets):

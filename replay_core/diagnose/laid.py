@@ -12,6 +12,7 @@ from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.columns import Columns
 from replay_core.diagnose.finding import Where
 from replay_core.diagnose.flat import Array, Flat
+from replay_core.diagnose.sheets import Sheet
 from replay_core.records import Record, RecordKey, Run, TensorRef, weights_noted
 from replay_core.samples.batch import Batch
 from replay_core.samples.layout import Ints
@@ -140,9 +141,14 @@ class Laid:
         and one of them is several micro-batches of the forward.)
         """
         best: dict[tuple[int | None, int | None], list[int]] = {}
-        for sheet, places in self._columns.sheets:
-            if all(part.held.record.key.micro is None for part in sheet.parts):
-                continue
+        numbered = [
+            (sheet, places)
+            for sheet, places in self._columns.sheets
+            if any(part.held.record.key.micro is not None for part in sheet.parts)
+        ]
+        # A rollout's packs have numbers of their own: where a forward names a micro-batch of every sample, it is that.
+        forwards = [one for one in numbered if _stage(one[0]) == "forward_data" and None not in one[1]]
+        for sheet, places in forwards or numbered:
             found: dict[tuple[int | None, int | None], list[int]] = {}
             for sample, place in enumerate(places):
                 if place is not None:
@@ -173,6 +179,10 @@ class Laid:
 
 #: Tensors whose rows hold prompt and response.
 _WHOLE = ("input_ids", "attention_mask")
+
+
+def _stage(sheet: Sheet) -> str | None:
+    return sheet.parts[0].held.record.key.stage
 
 
 def _first(marked: int | Array | None) -> int | None:

@@ -14,7 +14,7 @@ from replay_core import pages
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Record, TensorRef
 from replay_core.samples.batch import Batch, places_of
-from replay_core.samples.padding import among
+from replay_core.samples.padding import among, around_parts
 
 Array = NDArray[Any]
 
@@ -78,8 +78,10 @@ def _field(fields: Iterable[TensorRef], name: str) -> TensorRef | None:
     return None
 
 
-def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[str]]:
+def sheets_of(records: Iterable[Record], pad: int | None = None) -> tuple[list[Sheet], list[str], list[str]]:
     """Every sheet of these records, what could not be read, and what is there twice, in words.
+
+    pad: the id that the run states to be padding, which tells it where no mask does.
 
     A shard that repeats samples by id counts once, and so does a second file of the same tensors of the same samples.
     """
@@ -99,6 +101,7 @@ def sheets_of(records: Iterable[Record]) -> tuple[list[Sheet], list[str], list[s
             if record.is_flat:
                 continue
             rows = Batch(record, fields, by_shape=True)
+            rows = around_parts(rows, pad) or rows
             known.append((not rows.has_tokens, rows))
         except (RldbgError, ValueError) as error:
             what = error.in_one_line if isinstance(error, RldbgError) else error

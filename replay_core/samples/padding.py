@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replay_core import pages
+from replay_core import naming, pages
 from replay_core.samples.batch import Array, Batch
 from replay_core.samples.layout import Bools, Ints, positions_of, samples_of
 
@@ -45,6 +45,42 @@ def trimmed(batch: Batch) -> Batch | None:
         real = np.flatnonzero(ids != pad)
         pads_BS[row, : int(real[0]) if real.size else 0] = True
     return batch.with_mask(~pads_BS)
+
+
+def around_parts(batch: Batch, pad: int | None = None) -> Batch | None:
+    """The batch without the padding of prompts and responses that stand side by side without a mask: of prompts in
+    front, of responses behind.
+
+    pad: the id that is stated to be padding. Where none is, it is one that fills two slots and more at both ends. None
+    where no row has any, where a prompt or a response would be empty, or where values that the record has of the
+    responses' tokens (log-probabilities) are no zeros there.
+    """
+    ids_BS, layout = batch.ids_BS, batch.layout
+    if batch.padding_known or batch.held.ids is not None or ids_BS is None or layout is None:
+        return None
+    if batch.width is None or not layout.response_width:
+        return None
+    begin = batch.width - layout.response_width
+    asked_BP, said_BR = ids_BS[:, :begin], ids_BS[:, begin:]
+    if pad is None:
+        if min(asked_BP.shape[1], said_BR.shape[1]) < 2:
+            return None
+        first = set(asked_BP[asked_BP[:, 0] == asked_BP[:, 1], 0].tolist())
+        last = set(said_BR[said_BR[:, -1] == said_BR[:, -2], -1].tolist())
+        shared = first & last
+        if len(shared) != 1:
+            return None
+        pad = int(shared.pop())
+    # What stands behind the first other token of a prompt, and before the last one of a response, is a token.
+    there_BP: Bools = np.maximum.accumulate(asked_BP != pad, axis=1)
+    there_BR: Bools = np.maximum.accumulate((said_BR != pad)[:, ::-1], axis=1)[:, ::-1]
+    if (there_BP.all() and there_BR.all()) or not (there_BP.any(1).all() and there_BR.any(1).all()):
+        return None
+    for ref in batch.held.fields():
+        is_of_tokens = naming.meaning(ref.canonical or ref.name).kind == "logprob" and ref.rows is None
+        if is_of_tokens and ref.is_readable and ref.shape == said_BR.shape and pages.array(ref)[~there_BR].any():
+            return None
+    return batch.with_mask(np.concatenate([there_BP, there_BR], axis=1))
 
 
 def _mask_of(row: Array, known: Sequence[Ints]) -> Bools | None:

@@ -695,6 +695,7 @@ def never_zeroed(case: Case) -> Finding | None:
     taken back, and their median norm is 1.2 times the first's. Not where steps have the samples of the step before.
     An error, too, where rows of an embedding with a head of its own are those of the update before, up to one factor of
     at most 1, for tokens that do not occur in the mini-batch (in 2 updates and more): such a row has a gradient of 0.
+    (Not of an embedding that never changes, or is an adapter's base: no optimizer holds it, or clears its gradient.)
     Not where some recorded steps go on from the one before and others begin anew: those are parts of one update.
     """
     found: dict[int | None, tuple[Record, list[TensorRef]]] = {}
@@ -777,6 +778,8 @@ def _rows_left_over(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -
                     ids.setdefault(key.step, []).append((key.micro, np.unique(pages.array(ref))))
             elif key.stage == "param" and not key.rank and key.role != "critic" and _EMBEDDING.search(ref.name):
                 weights[key.step, key.micro] = ref
+    if _is_at_rest(weights) or _has_adapters_alone(updates):
+        return None
     told: list[tuple[Record, TensorRef, list[int], float]] = []
     looked = 0
     of_steps: set[bool] = set()  # whether a step's first update holds the one of the step before
@@ -833,6 +836,23 @@ def _rows_left_over(case: Case, updates: list[tuple[Record, list[TensorRef]]]) -
         next_step=_ZERO,
         steps=sorted({each.key.step for each, *_ in told if each.key.step is not None}),
     )
+
+
+def _is_at_rest(weights: dict[tuple[int | None, int | None], TensorRef]) -> bool:
+    """Whether the recorded embedding never changes: an optimizer that does not hold it does not clear its gradient
+    either, and what stays there moves nothing.
+    """
+    every = [each for each in weights.values() if each.is_readable]
+    return len(every) > 1 and all(np.array_equal(pages.array(every[0]), pages.array(each)) for each in every[1:])
+
+
+_ADAPTER = regex(r"(?i)lora_|adapter")
+
+
+def _has_adapters_alone(updates: list[tuple[Record, list[TensorRef]]]) -> bool:
+    """Whether adapters have gradients and the embedding none of its own: it is a frozen base's."""
+    names = [ref.name for ref in updates[0][1]]
+    return any(map(_ADAPTER.search, names)) and not any("modules_to_save" in name for name in names)
 
 
 def _is_one_update(before: Record, now: Record, weights: dict[tuple[int | None, int | None], TensorRef]) -> bool:

@@ -133,6 +133,13 @@ def reductions_of(part: _MicroLoss, step_tokens: int, step_samples: int) -> Iter
         float(reductions.sequence_mean(values_BT, mask_BT)) * len(values_BT) / max(part.update_samples, 1),
     )
     yield "seq-mean-token-sum over the samples of the update", total / max(part.update_samples, 1)
+    if part.ranks > 1:
+        of_ranks = len(values_BT) * part.ranks / max(part.update_samples, 1)
+        for name, mean in (
+            ("seq-mean-token-mean", reductions.sequence_mean),
+            ("seq-mean-token-sum", reductions.sequence_sum_mean),
+        ):
+            yield f"{name} over the samples of the update, times the ranks", float(mean(values_BT, mask_BT)) * of_ranks
     yield "token-sum over the tokens of the step", total / max(step_tokens, 1)
     yield (
         "seq-mean-token-mean over the samples of the step",
@@ -867,6 +874,8 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                     batch.step, batch.laid.where_record(record, name), record.path.name, part.value, part.made,
                     {**slots, **with_prompts, **with_tools, _LONGEST: total / longest,
                      shared: total / longest / max(part.micros, 1),
+                     f"{_LONGEST}, over the samples of the whole update":
+                         total / max(part.longest, 1) / max(part.update_samples, 1),
                      _SUMMED: mean * samples}, part.widths, exact, kind, part.micros,
                     total / part.value / max(samples, 1) if part.update_samples > samples > 0 else 0.0,
                     total / part.value / max(samples, 1), part.longest,

@@ -30,15 +30,25 @@ class _Model(nn.Module):
 
 
 def _run(
-    folder: Path, zeroed: str, *, tied: bool = False, max_norm: float = 0.0, steps: int = 5, dtype: Any = torch.float32
+    folder: Path,
+    zeroed: str,
+    *,
+    tied: bool = False,
+    max_norm: float = 0.0,
+    steps: int = 5,
+    dtype: Any = torch.float32,
+    frozen: bool = False,
 ) -> Finding | None:
     """zeroed: each (before every mini-batch), step (once a step), never, or micro: one update of several backwards."""
     torch.manual_seed(3)
     model = _Model(tied).to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trained = model.mix.parameters() if frozen else model.parameters()
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
     recorder = Recorder(folder)
     for step in range(steps):
         with recorder.step(step) as record:
+            if frozen:
+                record("param", {name: one.detach().clone() for name, one in model.named_parameters()})
             if zeroed in ("step", "micro"):
                 optimizer.zero_grad()
             for micro in range(4):
@@ -81,6 +91,10 @@ def test_a_mini_batch_that_begins_with_the_gradient_before_it(
 @pytest.mark.parametrize("tied", [False, True])
 def test_gradients_that_are_each_update_s_own(zeroed: str, tied: bool, tmp_path: Path) -> None:
     assert _run(tmp_path / "d", zeroed, tied=tied) is None
+
+
+def test_an_embedding_that_no_optimizer_holds_keeps_its_gradient(tmp_path: Path) -> None:
+    assert _run(tmp_path / "d", "each", frozen=True) is None
 
 
 def test_tied_weights_tell_nothing(tmp_path: Path) -> None:

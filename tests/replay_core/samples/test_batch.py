@@ -9,7 +9,7 @@ import pytest
 
 from replay_core.records import Inline, TensorRef
 from replay_core.samples.batch import Batch, by_sample
-from replay_core.samples.padding import among
+from replay_core.samples.padding import among, around_parts
 from tests.builders import record_with, samples_with
 
 
@@ -180,6 +180,28 @@ def test_rows_that_are_not_one_sample_and_one_padding_id_tell_no_padding(row: li
     assert not grid.padding_known
     assert among(grid, [np.array([11, 12])]) is None
     assert among(samples_with(input_ids=[[9, 9, 11, 12]]), [np.array([11, 12])]) is not None
+
+
+@pytest.mark.parametrize("pad", [None, 0])
+@pytest.mark.parametrize("behind", [0.0, -0.5])
+def test_prompts_and_responses_side_by_side_without_their_padding(pad: int | None, behind: float) -> None:
+    fields = [
+        ref("prompt_ids", [[0, 0, 1, 5], [1, 6, 7, 8]]),
+        ref("response_ids", [[9, 2, 0, 0], [9, 0, 9, 2]]),
+        ref("rollout_logprobs", [[-1.0, -0.2, 0.0, behind], [-1.0, -2.0, -1.0, -0.1]], "response"),
+    ]
+    told = around_parts(Batch(record_with(*fields), fields), pad)
+    assert (told is None) == (behind != 0)
+    if told is not None:
+        assert told.contents is not None
+        assert listed(told.contents) == [[1, 5, 9, 2], [1, 6, 7, 8, 9, 0, 9, 2]]
+        assert told.response_starts is not None
+        assert told.response_starts.tolist() == [2, 4]
+
+
+def test_an_answer_of_padding_alone_is_not_taken_for_none() -> None:
+    fields = [ref("prompt_ids", [[0, 0, 1, 5]]), ref("response_ids", [[0, 0, 0]])]
+    assert around_parts(Batch(record_with(*fields), fields), 0) is None
 
 
 RIGHT = [[5, 6, 7, 8, 9, 0], [1, 2, 3, 0, 0, 0]]
