@@ -426,13 +426,15 @@ _SAMPLED = (
     "rollout_input_ids", "rollout_token_ids", "sampled_input_ids",
     "sampled_token_ids", "sampled_tokens", "sampled_ids", "engine_token_ids", "engine_input_ids", "vllm_token_ids",
     "raw_token_ids", "output_ids", "output_token_ids", "output_tokens", "generated_ids", "generated_token_ids",
-    "generation_ids", "rollout_output_ids", "rollout_response_ids", "rollout_ids", "sampled_response_ids",
+    "generation_ids", "rollout_output_ids", "rollout_response_ids", "sampled_response_ids",
 )  # fmt: skip
 
 
 def _sampled_beside(batch: StepBatch) -> list[Finding] | None:
     """What the sampled ids that are recorded per token say beside the trained ones; None where none are recorded."""
-    sampled = next((found for name in _SAMPLED if (found := batch.columns.of(name)) is not None), None)
+    # One number of each sample is a count (`output_tokens`) or a number of its own, no ids.
+    named = (name for name in _SAMPLED if batch.columns.per_sample(name) is None)
+    sampled = next((found for name in named if (found := batch.columns.of(name)) is not None), None)
     if sampled is None or batch.tokens_N is None or batch.response_N is None:
         return None
     both_N = batch.response_N & sampled.said_N & np.isfinite(sampled.values_N)
