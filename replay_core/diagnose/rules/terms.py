@@ -28,6 +28,8 @@ from replay_core.objectives import policy_loss
 #: Relative agreement of what is recomputed; and terms smaller than this beside the loss are its rounding.
 CLOSE, FLOOR = 1e-3, 1e-6
 FEWEST = 8
+#: What a term that makes the rest of a loss leaves of it: what printed digits do.
+EXACTLY = 0.01
 #: A range that is stated below is no clip range: an epsilon of the optimizer goes by the same word.
 LEAST_RANGE = 1e-4
 
@@ -423,6 +425,15 @@ LEFT, HEARD = 0.1, 0.2
 LARGEST_BETA = 2.0
 
 
+def _makes_it(loss: Series, pg: Series, term: Series) -> bool:
+    """Whether what the policy's part leaves of a loss is this term times one coefficient, but for rounding."""
+    rows = _aligned(loss, pg, term)
+    if len(rows) < FEWEST or max(abs(row[2]) for row in rows) < 1e-9:
+        return False
+    fitted = _fitted([[row[2] for row in rows]], [row[0] - row[1] for row in rows])
+    return fitted is not None and fitted[0] < EXACTLY
+
+
 def _fitted(columns: list[list[float]], y: list[float]) -> tuple[float, list[float]] | None:
     """(share left, coefficients) of least squares: normal equations, no numpy. None where columns are alike."""
     n = len(columns)
@@ -476,8 +487,10 @@ def terms(log: RunLog) -> Finding | None:
     if pg is None or all(abs(a - b) <= 1e-5 for a, b in _aligned(loss, pg)):
         return _against_one(log, loss)
     best: tuple[float, dict[str, Series], dict[str, float]] | None = None
-    # Of a loss that is the entropy times a coefficient, a KL that grows with it fits as well, and is no term.
-    kinds = ("entropy", "value_loss") if fitted_bonus(log) is not None else ("kl", "entropy", "value_loss")
+    # Of a loss that is the entropy times a coefficient, a KL that grows with it fits as well: it is a term where it
+    # makes the rest of the loss exactly.
+    has_none = fitted_bonus(log) is not None and not any(_makes_it(loss, pg, kl) for kl in log.all("kl")[:2])
+    kinds = ("entropy", "value_loss") if has_none else ("kl", "entropy", "value_loss")
     named = [(kind, series) for kind in kinds for series in log.all(kind)[:2]]
     for count in (1, 2, 3):
         for chosen in combinations(named, count):
