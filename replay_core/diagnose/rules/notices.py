@@ -551,11 +551,8 @@ def _norms(log: RunLog) -> list[float]:
     return [] if series is None else series.finite
 
 
-def _so_few(counted: FailedScores) -> str:
-    each = len(counted.counts)
-    if counted.samples is None:
-        return f" ({counted.total} times in {each} steps, evenly)"
-    return f" ({counted.total / (counted.samples * each):.1%} of the samples, evenly through the run)"
+def _so_few(total: int, samples: float) -> str:
+    return f" ({total / samples:.1%} of the samples, evenly through the run)"
 
 
 def _outage(
@@ -709,7 +706,11 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             if lost
             else known.claim
             + (" (in few lines, and the run goes on long after them)" if passes or (few and not retried) else "")
-            + (_so_few(counted) if counted is not None and evenly and not few else "")
+            + (
+                _so_few(counted.total, counted.samples * len(counted.counts))
+                if counted and counted.samples and evenly and not few
+                else ""
+            )
             + (", and each is asked again" if retried and not given_up else "")
             + ("" if why is None else f": {in_short(why.cause)}")
             + _goes(log, text),
