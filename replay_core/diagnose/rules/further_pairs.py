@@ -92,18 +92,25 @@ def _told(pairs: list[Pairs], ways: Iterator[_Formula], whose: str) -> Finding |
     every = list(ways)
     if any(not way.what and _makes(way.made, losses) for way in every):
         return None
-    way = next((way for way in every if way.what and _makes(way.made, losses)), None)
+    return _made_otherwise([one.record for one in pairs], losses, every[0].made, every, whose)
+
+
+def _made_otherwise(
+    records: list[Record], losses: list[float], right: list[float], ways: Iterable[_Formula], whose: str
+) -> Finding | None:
+    """The first of these mistakes that makes the losses of all records."""
+    way = next((way for way in ways if way.what and _makes(way.made, losses)), None)
     if way is None:
         return None
     return error(
         f"{whose} is made {way.what}",
-        Where.of(pairs[0].record, "loss"),
-        shown("loss", losses[0], f"{every[0].made[0]:.6g}", pairs[0].record.path.name),
+        Where.of(records[0], "loss"),
+        shown("loss", losses[0], f"{right[0]:.6g}", records[0].path.name),
         shown("made this way", way.made[0]),
         shown("records that agree", len(losses)),
         cause=way.cause,
         next_step="rldbg diagnose --explain D143   # then make the loss of one record by hand",
-        steps=steps_of_pairs(pairs),
+        steps=list(dict.fromkeys(one.key.step for one in records)),
     )
 
 
@@ -248,16 +255,4 @@ def _of_scores(scored: list[_ScoredPair]) -> Finding | None:
              "without the logarithm: it is -sigmoid(margin)",
              "sigmoid stands for logsigmoid: pairs that are wrong by far have hardly a gradient"),
     )  # fmt: skip
-    way = next((way for way in ways if _makes(way.made, losses)), None)
-    if way is None:
-        return None
-    return error(
-        f"the reward model's loss is made {way.what}",
-        Where.of(scored[0].record, "loss"),
-        shown("loss", losses[0], f"{right[0]:.6g}", scored[0].record.path.name),
-        shown("made this way", way.made[0]),
-        shown("records that agree", len(losses)),
-        cause=way.cause,
-        next_step="rldbg diagnose --explain D143   # then make the loss of one record by hand",
-        steps=list(dict.fromkeys(one.record.key.step for one in scored)),
-    )
+    return _made_otherwise([one.record for one in scored], losses, right, ways, "the reward model's loss")
