@@ -238,7 +238,9 @@ def compare_runs(
             repeated += 1
             continue
         untold = micro_pair.untold_of.get(row.name, micro_pair.untold)
-        if untold is not None and (row.verdict.diverges or row.verdict is Verdict.MISSING):
+        # What no rank of the other run has is missing there, however the ranks share the step.
+        is_on_others = row.verdict is Verdict.MISSING and (micro_pair.in_both is None or row.name in micro_pair.in_both)
+        if untold is not None and (row.verdict.diverges or is_on_others):
             # It faces what happens to be on the rank of its number, or is laid in a way that is none of its own.
             row = TensorVerdict(row.name, Verdict.SAME, untold, a=row.a, b=row.b, skipped=untold)
         restates = row.ranks.restates if row.ranks is not None else None
@@ -549,10 +551,12 @@ class _Work:
             for micro_pair in micro_pairs:
                 micro_pair.b.tensors = self._renames.applied(micro_pair.b.tensors, names_of_a)
         untold = {(one.key.step, one.key.role): one.untold for one in micro_pairs if one.untold is not None}
+        in_both = _names_of_both(micro_pairs) if untold else {}
         again, alone = by_samples(micro_pairs)
         for micro_pair in again if untold else ():
             if micro_pair.together is None:
-                micro_pair.untold = untold.get((micro_pair.key.step, micro_pair.key.role))
+                of_step = micro_pair.key.step, micro_pair.key.role
+                micro_pair.untold, micro_pair.in_both = untold.get(of_step), in_both.get(of_step)
         averaged = {(one.key.step, one.key.role): one.averaged for one in of_steps if one.averaged != 1.0}
         for micro_pair in again:
             micro_pair.averaged = averaged.get((micro_pair.key.step, micro_pair.key.role), 1.0)
@@ -744,6 +748,17 @@ def _call_alike(micro_pairs: list[MicroBatchPair]) -> None:
         if faces_trainer and (which, step, micro) in marked and id(side) not in told:
             told.add(id(side))
             side.as_trainer()
+
+
+def _names_of_both(micro_pairs: list[MicroBatchPair]) -> dict[tuple[int | None, str | None], frozenset[str]]:
+    """By step and role, the names of the tensors that both runs have there, each on some rank."""
+    of_both: dict[tuple[int | None, str | None], tuple[set[str], set[str]]] = {}
+    for one in micro_pairs:
+        for names, side in zip(
+            of_both.setdefault((one.key.step, one.key.role), (set(), set())), (one.a, one.b), strict=True
+        ):
+            names |= {name for name, _ in side.tensors}
+    return {of_step: frozenset(own & others) for of_step, (own, others) in of_both.items()}
 
 
 def _is_of_numbers(micro_pair: MicroBatchPair) -> bool:

@@ -243,6 +243,7 @@ class MicroBatchPair(Struct):
     untold: why ranks that share the step otherwise in the two runs could not be put together, so that none of them is
     to hold what a rank of the same number does.
     untold_of: the same of some tensors alone, by name.
+    in_both: where it is untold, the tensors that both runs have in the step, each on some rank; None: nobody looked.
     """
 
     key: RecordKey
@@ -257,6 +258,7 @@ class MicroBatchPair(Struct):
     shared_experts: frozenset[str] = frozenset()
     untold: str | None = None
     untold_of: dict[str, str] = field(default_factory=dict)
+    in_both: frozenset[str] | None = None
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property

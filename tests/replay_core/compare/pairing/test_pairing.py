@@ -56,6 +56,16 @@ def test_ragged_samples_of_ranks_that_hold_as_many_tokens_are_no_cut_of_a_batch(
     agreed(compare_paths(one, other))
 
 
+def test_what_no_rank_of_the_other_run_has_is_missing_however_the_ranks_share_the_step(tmp_path: Path):
+    batch = samples([(1, 2), (1, 1), (1, 1), (1, 1), (1, 1), (1, 2), (1, 1)])
+    way: dict[str, Any] = {"ranks": 2, "extra": 0, "named": False}
+    one = write(tmp_path / "a", batch, groups=[[0], [5], [2, 3, 4, 1, 6]], layout="right", **way)
+    other = write(tmp_path / "b", batch, groups=[[0, 1], [2, 3, 4, 5, 6]], layout="ragged", **way)
+    compared = compare_paths(one, other)
+    agreed(compared)
+    assert {row.verdict for row in compared.tensors if row.name == "layers.0.output"} == {Verdict.MISSING}
+
+
 @pytest.mark.parametrize(
     ("lengths", "layout", "order", "ranks"),
     [([(1, 1)] * 4, "right", [0, 1, 2, 3], 1), ([(1, 1), (1, 2)] * 2, "packed", [1, 0, 3, 2], 2)],
