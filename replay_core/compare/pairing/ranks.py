@@ -289,6 +289,7 @@ class RankGroup:
         shapes = {one.shape for one in present}
         # Rows one behind the other, of lengths of their own; a pack of as many tokens as another rank's is no slice.
         are_flat = any(len(shape) != 2 for shape in shapes) or self._hold_packs(present) or self._hold_rows(present)
+        are_flat = are_flat or self._hold_others(present, whole)
         if not are_flat and len(whole.shape) == 2 and len(shapes) == 1 and present[0].shape[0] == whole.shape[0]:
             length = present[0].shape[1]
             if length * len(present) == whole.shape[1]:
@@ -362,6 +363,19 @@ class RankGroup:
                 lengths += [ids.shape[-1]] * (ids.shape[0] if len(ids.shape) > 1 else 1)
         whole = np.diff(pages.array(bounds).astype(np.int64)).tolist()
         return sorted(lengths) == sorted(whole) or (are_masked and sum(lengths) != sum(whole))
+
+    def _hold_others(self, present: Sequence[TensorRef], whole: TensorRef) -> bool:
+        """Whether masks say of which tokens each group has samples, and most of these are no tokens of the whole: rows
+        of other samples that are as long together, by chance, as one of the whole is.
+        """
+        sides = list(self._ranks.values())
+        held: Counter[int] = Counter()
+        for ids, side in zip(present, (sides[of[0]] for of in self._groups), strict=True):
+            mask = side.find("attention_mask")
+            if mask is None or mask.shape != ids.shape or not mask.is_readable:
+                return False
+            held.update(_numbers(ids)[pages.array(mask) != 0].tolist())
+        return 2 * (held & Counter(_numbers(whole).reshape(-1).tolist())).total() < held.total()
 
     def _note_same_samples(self, number: int | None) -> None:
         if any(len(members) > 1 for members in self._groups):

@@ -66,6 +66,13 @@ def test_what_no_rank_of_the_other_run_has_is_missing_however_the_ranks_share_th
     assert {row.verdict for row in compared.tensors if row.name == "layers.0.output"} == {Verdict.MISSING}
 
 
+def test_padded_rows_of_ranks_that_are_as_long_together_as_another_sample_are_no_slices_of_it(tmp_path: Path):
+    batch = samples([(1, 1), (1, 6), (1, 1), (1, 1)])
+    one = write(tmp_path / "a", batch, groups=[[0], [1], [2, 3]], layout="right", ranks=1, extra=1, named=False)
+    other = write(tmp_path / "b", batch, groups=[[0], [1], [2], [3]], layout="right", ranks=2, extra=2, named=False)
+    agreed(compare_paths(one, other))
+
+
 @pytest.mark.parametrize(
     ("lengths", "layout", "order", "ranks"),
     [([(1, 1)] * 4, "right", [0, 1, 2, 3], 1), ([(1, 1), (1, 2)] * 2, "packed", [1, 0, 3, 2], 2)],
