@@ -365,16 +365,15 @@ class RankGroup:
         return sorted(lengths) == sorted(whole) or (are_masked and sum(lengths) != sum(whole))
 
     def _hold_others(self, present: Sequence[TensorRef], whole: TensorRef) -> bool:
-        """Whether masks say of which tokens each group has samples, and most of these are no tokens of the whole: rows
-        of other samples that are as long together, by chance, as one of the whole is.
+        """Whether most tokens of the groups, without what their masks leave out, are none of the whole: rows of other
+        samples that are together as long as one of the whole is, by chance.
         """
         sides = list(self._ranks.values())
         held: Counter[int] = Counter()
-        for ids, side in zip(present, (sides[of[0]] for of in self._groups), strict=True):
-            mask = side.find("attention_mask")
-            if mask is None or mask.shape != ids.shape or not mask.is_readable:
-                return False
-            held.update(_numbers(ids)[pages.array(mask) != 0].tolist())
+        for ids, members in zip(present, self._groups, strict=True):
+            mask, own = sides[members[0]].find("attention_mask"), _numbers(ids)
+            is_masked = mask is not None and mask.shape == ids.shape and mask.is_readable
+            held.update((own[pages.array(mask) != 0] if mask is not None and is_masked else own.reshape(-1)).tolist())
         return 2 * (held & Counter(_numbers(whole).reshape(-1).tolist())).total() < held.total()
 
     def _note_same_samples(self, number: int | None) -> None:

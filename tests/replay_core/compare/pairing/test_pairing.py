@@ -73,6 +73,14 @@ def test_padded_rows_of_ranks_that_are_as_long_together_as_another_sample_are_no
     agreed(compare_paths(one, other))
 
 
+def test_ragged_samples_of_ranks_that_are_as_long_together_as_another_are_no_slices_of_it(tmp_path: Path):
+    batch = samples([(1, 1), (1, 1), (1, 4), (4, 6), (1, 1), (1, 1), (1, 4)])
+    way: dict[str, Any] = {"extra": 0, "named": False}
+    one = write(tmp_path / "a", batch, groups=[[0, 1, 2, 4], [3], [5, 6]], layout="right", ranks=1, **way)
+    other = write(tmp_path / "b", batch, groups=[[0], [1, 3, 4, 5], [2], [6]], layout="ragged", ranks=2, **way)
+    agreed(compare_paths(one, other))
+
+
 @pytest.mark.parametrize(
     ("lengths", "layout", "order", "ranks"),
     [([(1, 1)] * 4, "right", [0, 1, 2, 3], 1), ([(1, 1), (1, 2)] * 2, "packed", [1, 0, 3, 2], 2)],
