@@ -172,6 +172,7 @@ def test_weights_recorded_as_their_step_begins_are_what_the_gradients_before_mad
     assert steps == {1, 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 @pytest.mark.parametrize(
     ("fault", "of"),

@@ -252,6 +252,7 @@ def found(path: Path) -> list[Finding]:
     return [one for one in diagnose(Case(open_run(path)), RULES).findings if one.severity != "info"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("algorithm", "wrong", "id", "words"),

@@ -98,6 +98,7 @@ def test_bfloat16_on_both_sides_is_noise(parity: Parity):
     assert document["eval"]["masked"]["pearson"] > 0.999
 
 
+@pytest.mark.long
 def test_the_environment_reaches_both_heads(parity: Parity, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CRITIC_DROPOUT_PROB", "0.25")
     monkeypatch.setenv("VALUE_HEAD_INIT", "0.02")
@@ -113,6 +114,7 @@ def test_the_environment_reaches_both_heads(parity: Parity, monkeypatch: pytest.
     assert rows["value head init"]["a"].startswith("all 0.02")
 
 
+@pytest.mark.long
 def test_labels_are_the_backends_own_whatever_their_order(parity: Parity):
     document = parity(backends=("megatron", "torch"), steps=0, data=("random",))
     assert document["backends"] == ["megatron", "torch"]
@@ -131,6 +133,7 @@ def test_the_dumps_of_a_run_say_the_same_when_they_are_read_again(parity: Parity
     assert [step["loss_a"] for step in again["steps"]] == [step["loss_a"] for step in document["steps"]]
 
 
+@pytest.mark.long
 def test_left_padding_is_attention_since_only_one_side_hides_it(parity: Parity, tmp_path: Path):
     import torch
 

@@ -271,6 +271,7 @@ def log_probs(model, batch):
 """
 
 
+@pytest.mark.long
 def test_a_trainers_own_forward_is_told_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_forward_of_a_test.py").write_text(_FORWARD)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -301,6 +302,7 @@ def log_probs(model, batch):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "dtype", "kind", "said"),
     [
@@ -362,6 +364,7 @@ def test_half_precision_explains_a_forward_only_where_it_explains_every_token(
     assert (request._explained(cast("Bench", None), own_N, small_batch()) is not None) == is_explained
 
 
+@pytest.mark.long
 def test_rows_are_asked_of_its_forward_in_a_matrix_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_forward_in_a_matrix.py").write_text(_SMOOTHED)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -385,6 +388,7 @@ def test_a_trainers_own_forward_that_is_right_agrees(
     assert cell["cause"] is None
 
 
+@pytest.mark.long
 def test_weights_of_the_step_before_are_named(tmp_path: Path) -> None:
     def before(trainer: Trainer) -> torch.Tensor:
         old = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "dump" / "checkpoints" / "step_000000").eval()

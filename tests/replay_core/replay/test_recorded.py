@@ -94,6 +94,7 @@ def ask(dump, out, flags="", plan=None, **request):
     return workbench.replay({**base, "flags": chosen, **(plan or {})}, out, Here(), **request)
 
 
+@pytest.mark.long
 def test_the_recording_is_row_0_and_agrees_with_the_weights_that_made_it(demo, tmp_path):
     doc = ask(demo, tmp_path / "out", matrix="packing=off,on block_mask=on,off")
     row = doc["cells"][0]
@@ -123,6 +124,7 @@ def test_a_recording_that_parts_exits_1_without_a_matrix_too(demo, tmp_path):
     assert exit_code(doc) == 1
 
 
+@pytest.mark.long
 def test_a_recording_that_no_cell_comes_near_has_a_cause_where_nothing_replayed_has_one(demo, tmp_path):
     of_another_step = {"model": str(demo / "checkpoints" / "step_000001")}
     doc = ask(demo, tmp_path / "other", plan=of_another_step, why=True)

@@ -447,12 +447,14 @@ def test_what_stands_in_the_first_call_alone_is_state(ask, model, module):
     assert exit_code(answer) == 1
 
 
+@pytest.mark.long
 def test_a_kernel_that_computes_something_else_is_no_state(ask):
     answer = ask("packing=off", plan=plan("scaling_in_sdpa"), why=True)
     kinds = {cell["cause"]["kind"] for cell in answer["cells"] if cell["cause"] and not cell["cause"]["is_noise"]}
     assert kinds == {"maths"}, [cell["cause"] for cell in answer["cells"]]
 
 
+@pytest.mark.long
 def test_a_model_that_is_drawn_anew_every_time_is_none_with_a_state(ask):
     answer = ask("packing=off", plan=plan("drawn_anew"), why=True)
     assert exit_code(answer) == 0, [cell["cause"] for cell in answer["cells"]]

@@ -164,6 +164,7 @@ def test_outputs_of_modules_that_no_hook_sees_are_said(tmp_path: Path) -> None:
     assert "6 model calls, 6 losses, 3 steps" in answer.stderr
 
 
+@pytest.mark.long
 def test_a_pattern_that_no_module_matches_is_said_and_a_call_that_raises_is_no_trouble(tmp_path: Path) -> None:
     failing = PLAIN.replace(
         "for step", "try:\n    model(torch.randn(5, 3))\nexcept RuntimeError:\n    pass\nfor step", 1
