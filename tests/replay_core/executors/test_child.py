@@ -25,7 +25,7 @@ def runner(command: Command) -> Iterator[ChildRunner]:
         yield warm
 
 
-def gone(pid: int, within_s: float = 5) -> bool:
+def gone(pid: int, within_s: float = 60) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
