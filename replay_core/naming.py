@@ -121,17 +121,7 @@ ALIASES: dict[str, str] = {
     "prompts": "prompt_ids",
     "target_tokens": "target_ids",
     "action_log_probs": "old_logprobs",
-    "old_log_probs": "old_logprobs",
-    "old_per_token_logps": "old_logprobs",
-    "base_action_log_probs": "ref_logprobs",
-    "ref_log_prob": "ref_logprobs",
-    "ref_log_probs": "ref_logprobs",
-    "ref_per_token_logps": "ref_logprobs",
-    "reference_policy_logprobs": "ref_logprobs",
-    "rollout_log_probs": "rollout_logprobs",
-    "sampling_per_token_logps": "rollout_logprobs",
     "per_token_logps": "policy_logprobs",
-    "curr_logprobs": "policy_logprobs",
     "log_probs": "policy_logprobs",
     "logprobs": "rollout_logprobs",
     "prob_ratio": "is_ratio",
@@ -149,19 +139,14 @@ ALIASES: dict[str, str] = {
     "gradient": "grad",
     "token_level_rewards": "token_rewards",
     "token_level_scores": "token_scores",
-    "teacher_log_probs": "teacher_logprobs",
     "token_mask": "loss_mask",
     "token_loss_mask": "loss_mask",
-    "generation_logprobs": "rollout_logprobs",
-    "prev_logprobs": "old_logprobs",
-    "infer_logprobs": "rollout_logprobs",
-    "prox_logprobs": "old_logprobs",
-    "proximal_logprobs": "old_logprobs",
-    "prox_logp": "old_logprobs",
     "episode_reward": "reward",
     "weight_versions": "weight_version",
     "response_lengths": "response_length",
     "total_lengths": "total_length",
+    "input_lengths": "sample_lengths",  # NeMo-RL's
+    "sequence_lengths": "sample_lengths",
     "group_index": "group_id",
     "prompt_index": "group_id",
     "prompt_idx": "group_id",
@@ -169,43 +154,12 @@ ALIASES: dict[str, str] = {
     "sample_index": "sample_id",
     "sample_ids": "sample_id",
     "sample_indices": "sample_id",
-    "old_logps": "old_logprobs",
-    "old_logp": "old_logprobs",
-    "old_logprob": "old_logprobs",
-    "old_log_prob": "old_logprobs",
-    "old_policy_logprobs": "old_logprobs",
-    "ref_logps": "ref_logprobs",
-    "ref_logp": "ref_logprobs",
-    "ref_logprob": "ref_logprobs",
-    "reference_logprobs": "ref_logprobs",
-    "reference_logps": "ref_logprobs",
-    "reference_log_probs": "ref_logprobs",
-    "new_logprobs": "policy_logprobs",
-    "new_log_probs": "policy_logprobs",
-    "new_logps": "policy_logprobs",
-    "new_logp": "policy_logprobs",
-    "current_logprobs": "policy_logprobs",
-    "current_log_probs": "policy_logprobs",
-    "current_logps": "policy_logprobs",
-    "rollout_logps": "rollout_logprobs",
-    "engine_logprobs": "rollout_logprobs",
-    "engine_log_probs": "rollout_logprobs",
-    "engine_logps": "rollout_logprobs",
-    "vllm_logprobs": "rollout_logprobs",
-    "sglang_logprobs": "rollout_logprobs",
-    "sampler_logprobs": "rollout_logprobs",
-    "sampling_logprobs": "rollout_logprobs",
-    "sampling_log_probs": "rollout_logprobs",
-    "inference_logprobs": "rollout_logprobs",
     "output_token_logprobs": "rollout_logprobs",  # SGLang's
     "output_logprobs": "rollout_logprobs",
     "output_log_probs": "rollout_logprobs",
     "sampled_logprobs": "rollout_logprobs",
     "sampled_token_logprobs": "rollout_logprobs",
     "generated_logprobs": "rollout_logprobs",
-    "inference_logps": "rollout_logprobs",
-    "behavior_logprobs": "rollout_logprobs",
-    "behaviour_logprobs": "rollout_logprobs",
     "tis_weights": "is_weights",
     "tis_weight": "is_weights",
     "is_weight": "is_weights",
@@ -233,21 +187,7 @@ ALIASES: dict[str, str] = {
     "values_old": "old_values",
     "per_token_loss": "token_loss",
     "token_losses": "token_loss",
-    "policy_log_probs": "policy_logprobs",
-    "trainer_logprobs": "policy_logprobs",
-    "train_logprobs": "policy_logprobs",
-    "actor_logprobs": "policy_logprobs",
     "per_token_logprobs": "policy_logprobs",
-    "old_per_token_logprobs": "old_logprobs",
-    "ref_per_token_logprobs": "ref_logprobs",
-    "ref_policy_logprobs": "ref_logprobs",
-    "rollout_logp": "rollout_logprobs",
-    "gen_logprobs": "rollout_logprobs",
-    "generator_logprobs": "rollout_logprobs",
-    "behavior_log_probs": "rollout_logprobs",
-    "inference_log_probs": "rollout_logprobs",
-    "vllm_log_probs": "rollout_logprobs",
-    "sampling_logps": "rollout_logprobs",
     "reward_baseline": "reward_baselines",
     "greedy_reward": "reward_baselines",
     "greedy_rewards": "reward_baselines",
@@ -274,36 +214,7 @@ ALIASES: dict[str, str] = {
     "policy_loss": "pg_loss",
     "actor_loss": "pg_loss",
     "policy_gradient_loss": "pg_loss",
-    "rollout_logprob": "rollout_logprobs",
-    "rollout_token_logprobs": "rollout_logprobs",
-    "rollout_per_token_logps": "rollout_logprobs",
-    "rollout_token_log_probs": "rollout_logprobs",
-    "behaviour_log_probs": "rollout_logprobs",
-    "behav_logprobs": "rollout_logprobs",
-    "sampler_log_probs": "rollout_logprobs",
-    "generation_log_probs": "rollout_logprobs",
-    "vllm_logps": "rollout_logprobs",
-    "vllm_per_token_logps": "rollout_logprobs",
-    "sglang_log_probs": "rollout_logprobs",
-    "sglang_logps": "rollout_logprobs",
-    "engine_logp": "rollout_logprobs",
-    "engine_token_logprobs": "rollout_logprobs",
     "output_token_log_probs": "rollout_logprobs",
-    "inference_token_logprobs": "rollout_logprobs",
-    "old_action_log_probs": "old_logprobs",
-    "prev_log_probs": "old_logprobs",
-    "proximal_log_probs": "old_logprobs",
-    "prox_log_probs": "old_logprobs",
-    "old_token_logprobs": "old_logprobs",
-    "old_policy_log_probs": "old_logprobs",
-    "ref_action_log_probs": "ref_logprobs",
-    "reference_per_token_logps": "ref_logprobs",
-    "ref_token_logprobs": "ref_logprobs",
-    "ref_policy_log_probs": "ref_logprobs",
-    "base_log_probs": "ref_logprobs",
-    "base_logprobs": "ref_logprobs",
-    "reference_log_prob": "ref_logprobs",
-    "reference_logprob": "ref_logprobs",
     "critic_values": "values",
     "state_values": "values",
     "value_preds": "values",
@@ -321,6 +232,13 @@ ALIASES: dict[str, str] = {
     "problem_id": "group_id",
     "problem_ids": "group_id",
     "query_id": "group_id",
+    "qid": "group_id",
+    "prompt_id": "group_id",
+    "group": "group_id",
+    "groups": "group_id",
+    "ent": "entropy",
+    "is_w": "is_weights",
+    "tis_weight": "is_weights",
     "total_reward": "reward",
     "final_reward": "reward",
     "token_advantages": "advantages",
@@ -425,13 +343,43 @@ def _looked_up(name: str) -> str:
         return name
     if _is_structural(name):
         return _without_wrappers(name)
-    if name in ALIASES:
-        return ALIASES[name]
     head, _, last = name.rpartition(".")
-    if head:
-        known = ALIASES.get(last)
-        return f"{head}.{known}" if known else name
-    return name
+    known = ALIASES.get(name) or ALIASES.get(last) or _whose_logprobs(last)
+    return name if not known else f"{head}.{known}" if head and name not in ALIASES else known
+
+
+#: A log-probability by any of its short names, and what may stand around it: whose it is, and words that say nothing
+#: more (`logp_old`, `old_policy_token_logps`, `gen_lp`).
+_LOGPROB = regex(r"(?:^|_)(?:log_?probs?|log_?ps?|lps?)(?=_|$)")
+_FILLERS = frozenset(("token", "tokens", "tok", "per", "action", "response", "completion", "selected", "model"))
+_WHOSE = {
+    **dict.fromkeys(("old", "prev", "previous", "prox", "proximal"), "old_logprobs"),
+    **dict.fromkeys(("ref", "reference", "base", "sft"), "ref_logprobs"),
+    **dict.fromkeys(("new", "cur", "curr", "current", "learner", "train", "trainer", "actor"), "policy_logprobs"),
+    **dict.fromkeys(
+        ("gen", "generation", "generator", "rollout", "engine", "sampler", "sampling", "inference", "infer", "behavior",
+         "behaviour", "behav", "behave", "vllm", "sglang"),
+        "rollout_logprobs",
+    ),
+    "teacher": "teacher_logprobs",
+}  # fmt: skip
+
+
+def _whose_logprobs(name: str) -> str | None:
+    """Whose log-probabilities a name says, if each of its words is known; None for what is no such name."""
+    if _LOGPROB.search(name) is None:
+        return None
+    words = [word for word in _LOGPROB.sub("", name).split("_") if word and word not in _FILLERS]
+    if len(words) > 1:  # the policy that is old, or the reference, is not the policy of now
+        words = [word for word in words if word != "policy"]
+    if not words:
+        return "policy_logprobs" if name in _BARE else None
+    said = {"policy_logprobs" if word == "policy" else _WHOSE.get(word) for word in words}
+    return said.pop() if len(said) == 1 else None
+
+
+#: Of the names that say nobody's, those that no framework has for its engine's.
+_BARE = frozenset(("logp", "logps", "token_logp", "token_logps", "tok_logp", "tok_logps"))
 
 
 def _without_wrappers(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,7 @@ from replay_core.diagnose.finding import listed, share
 from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
 from replay_core.diagnose.rule import Skip, given, skip_if
-from replay_core.objectives import advantages
+from replay_core.objectives import advantages, kl
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -964,11 +965,11 @@ def _kl_in_rewards(batch: StepBatch, heard_B: Array, kept_B: Array) -> float | N
     if ref is None or ours is None or batch.trained_N is None:
         return None
     both_N = batch.pair(ours, ref)
-    far_B = batch.flat.sum(np.where(both_N, ours.values_N - ref.values_N, 0.0))[kept_B]
-    if not np.isfinite(far_B).all() or not np.abs(far_B).max() > 1e-6:
-        return None
+    ours_N, ref_N = (np.where(both_N, each.values_N, 0.0) for each in (ours, ref))
+    every = [batch.flat.sum(estimator(ours_N, ref_N))[kept_B] for estimator in kl.ESTIMATORS.values()]
+    every = [far_B for far_B in every if np.isfinite(far_B).all() and np.abs(far_B).max() > 1e-6]
     group_B, reward_B = given(batch.group_B)[kept_B], given(batch.reward_B)[kept_B]
-    for groups_B in (group_B, np.zeros(len(group_B), dtype=np.int64)):
+    for groups_B, far_B in product((group_B, np.zeros(len(group_B), dtype=np.int64)), every):
         if len(groups_B) - 2 * np.unique(groups_B).size < 4:
             continue
         left_B, along_B = (_apart_from(values_B, heard_B, groups_B) for values_B in (reward_B, far_B))

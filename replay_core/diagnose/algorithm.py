@@ -49,6 +49,11 @@ _AGGREGATIONS = (
 )  # fmt: skip
 #: Switches of a KL that is subtracted from the rewards.
 KL_IN_REWARDS = ("use_kl_in_reward", "kl_in_reward", "apply_kl_in_reward")
+#: Switches of importance weights of the engine: verl's, TRL's, OpenRLHF's, NeMo-RL's, AReaL's.
+_WEIGHED = (
+    "use_tis", "rollout_is", "vllm_importance_sampling_correction", "enable_vllm_is_correction",
+    "is_correction_enable", "use_importance_sampling_correction", "use_decoupled_loss",
+)  # fmt: skip
 _KL = {
     "k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3", "low_var": "k3", "abs": "|log r|",
     "k3+": "k3",
@@ -232,7 +237,7 @@ class Algorithm:
         """Whether the run states that importance weights of the engine enter the loss; None where it does not say. A
         cap beside its switch (`rollout_is_threshold`, `tis_clip`, TRL's) has a default, and is no switch.
         """
-        switches = [self.is_on(name) for name in ("use_tis", "rollout_is", "vllm_importance_sampling_correction")]
+        switches = [self.is_on(name) for name in _WEIGHED]
         words = [self.word(name) for name in ("is_correction", "rollout_is")]
         if True in switches or any(word not in ("", "false", "none", "null", "off") for word in words):
             return True
@@ -244,10 +249,26 @@ class Algorithm:
     @property
     def weight_cap(self) -> float | None:
         """What importance weights of the engine are cut off at (truncated, TIS)."""
-        return self.number(
+        cap = self.number(
             "tis_cap", "tis_imp_ratio_cap", "rollout_is_threshold", "vllm_importance_sampling_cap", "tis_clip", "tis",
             "is_cap", "importance_sampling_cap", "importance_sampling_clip", "truncated_importance_sampling_ratio",
+            "behav_imp_weight_cap", "behave_imp_weight_cap",
         )  # fmt: skip
+        return self._weight_bounds[1] if cap is None else cap
+
+    @property
+    def weight_floor(self) -> float | None:
+        """What importance weights of the engine are raised to, or rejected below."""
+        floor = self.number("tis_clip_low", "truncated_importance_sampling_ratio_min")
+        return self._weight_bounds[0] if floor is None else floor
+
+    @property
+    def _weight_bounds(self) -> tuple[float | None, float | None]:
+        """Both bounds of the engine's weights, where one setting holds them (OpenRLHF's)."""
+        both = first_of(self._settings, "vllm_is_truncated_threshold", "is_correction_threshold")
+        if not isinstance(both, (list, tuple)) or len(both) != 2:
+            return None, as_number(both)
+        return as_number(both[0]), as_number(both[1])
 
     @property
     def loss_kl_estimator(self) -> str:

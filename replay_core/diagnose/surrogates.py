@@ -203,6 +203,10 @@ class Weighing(Struct, frozen=True):
     mask_N: Array | None
 
 
+_WEIGHTS_KIND = (
+    "rollout_is", "is_correction", "rollout_rs", "is_correction_type", "vllm_is_correction_type",
+    "truncated_importance_sampling_type",
+)  # fmt: skip
 #: How far from 1 the weights have to be on a token before they tell.
 TELLS = 1e-2
 
@@ -217,20 +221,24 @@ def weighing(batch: StepBatch) -> Weighing | None:
     both_N = batch.pair(old, rollout)
     logs_N = np.where(both_N, np.clip(np.nan_to_num(old.values_N - rollout.values_N), -20, 20), 0.0)
     cap = algorithm.weight_cap
-    words = f"{algorithm.word('rollout_is')} {algorithm.word('is_correction')} {algorithm.word('rollout_rs')}"
+    words = " ".join(algorithm.word(name) for name in _WEIGHTS_KIND)
     masks = "mask" in words or "mis" in words.split() or "icepop" in words
     sums_N = np.repeat(np.clip(batch.flat.sum(logs_N), -20, 20), batch.flat.lengths_B)
     means_N = np.repeat(np.nan_to_num(batch.flat.mean(logs_N, both_N)), batch.flat.lengths_B)
     kinds = (sums_N, means_N, logs_N) if "seq" in words else (logs_N, sums_N, means_N)
     if not float(np.abs(np.expm1(logs_N)).max(initial=0.0)) > TELLS and not masks:
         return None
-    inside_N = np.abs(logs_N) <= np.log(cap) if masks and cap and cap > 1 else None
+    floor = algorithm.weight_floor or 0.0
+    least = np.log(floor) if floor > 0 else -np.log(cap) if cap else -np.inf
+    # What is rejected as a whole is so by the mean over its tokens; what is left has each token's own weight.
+    judged_N = means_N if "seq-mask" in words else logs_N
+    inside_N = (judged_N >= least) & (judged_N <= np.log(cap)) if masks and cap and cap > 1 else None
     if recorded is not None:
         own_N = np.where(recorded.said_N, np.nan_to_num(recorded.values_N), 1.0)
         return Weighing(True, logs_N, (own_N,), inside_N)
     if inside_N is not None:
         return Weighing(False, logs_N, (np.exp(logs_N) * inside_N, inside_N.astype(np.float64)), inside_N)
-    return Weighing(False, logs_N, tuple(np.minimum(np.exp(one), cap or np.inf) for one in kinds), None)
+    return Weighing(False, logs_N, tuple(np.clip(np.exp(one), floor, cap or np.inf) for one in kinds), None)
 
 
 def surrogates(batch: StepBatch) -> Iterator[Surrogate]:

@@ -94,7 +94,8 @@ _PER_TOKEN = frozenset({"response_mask", "loss_mask", "advantages", "old_logprob
 
 def settled(fields: list[TensorRef]) -> list[TensorRef]:
     """The fields of one record with what only the others settle: `rewards` [B, R] are rewards of tokens where the
-    general table takes the word for a sample's, and `uid` is the group where nothing else is.
+    general table takes the word for a sample's, `uid` is the group where nothing else is, and `mask` says what counts
+    where no other mask does and it is laid out as what is said of responses, not as the tokens are.
     """
     meanings = {ref.canonical for ref in fields}
     if "reward" in meanings:
@@ -102,6 +103,13 @@ def settled(fields: list[TensorRef]) -> list[TensorRef]:
         fields = [
             ref.with_(canonical="token_rewards") if ref.canonical == "reward" and ref.shape in shapes else ref
             for ref in fields
+        ]
+    if meanings.isdisjoint(("response_mask", "loss_mask")) and any(ref.name == "mask" for ref in fields):
+        said = {ref.shape for ref in fields if ref.canonical in _PER_TOKEN and ref.shape}
+        tokens = {ref.shape for ref in fields if ref.canonical == "input_ids"}
+        counts = said if "attention_mask" in meanings else said - tokens
+        fields = [
+            ref.with_(canonical="response_mask") if ref.name == "mask" and ref.shape in counts else ref for ref in fields
         ]
     if "group_id" not in meanings:
         fields = [ref.with_(canonical="group_id") if ref.name in ("uid", "uids") else ref for ref in fields]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from replay_core.dumps.dialect import Entry
 from replay_core.records import RecordKey
@@ -30,6 +31,18 @@ def place_below(root: str, file: Path, part: str) -> int | None:
     return next(
         (number for name in reversed(inside.split("/")) if (number := _place_in_name(name, part)) is not None), None
     )
+
+
+#: What trainers call the number of a step that stands beside a batch's own fields.
+STEP_FIELDS = ("step", "global_step", "training_step", "train_step", "rollout_id", "iteration")
+
+
+def step_within(tree: Any) -> int | None:
+    """The step that a file's or a row's own fields say."""
+    if not isinstance(tree, dict):
+        return None
+    said = [tree[name] for name in STEP_FIELDS if name in tree]
+    return next((step for step in said if isinstance(step, int) and not isinstance(step, bool) and step >= 0), None)
 
 
 def told_apart(entries: Iterable[Entry], *, alone: bool = False) -> list[Entry]:

@@ -1,23 +1,25 @@
 """Anything that holds arrays and has no dialect of its own: a state dict, a captured batch, a .npz, a folder of these.
 
 A single file is one record. In a directory every file of tensors that no dialect has claimed is one; its name, or a
-folder's above it, may say step, rank and micro-batch, else micro numbers the files in the order of their names.
+folder's above it, may say step, rank and micro-batch; where no name says a step, a number that each file holds does. Else
+micro numbers the files in the order of their names.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from replay_core import naming
 from replay_core.dumps.dialect import Dialect, Entry, Index
 from replay_core.dumps.fields import flatten, settled
-from replay_core.dumps.file_places import place_below, told_apart
+from replay_core.dumps.file_places import place_below, step_within, told_apart
 from replay_core.dumps.listing import contents, is_file, listing
 from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.log_text import SUFFIXES as LOGS
-from replay_core.dumps.peeking import content_of, look
+from replay_core.dumps.peeking import content_of, look, tree_of
 from replay_core.dumps.shards import whole
 from replay_core.errors import DumpError, NotADumpError
 from replay_core.file_spans import regular
@@ -25,6 +27,8 @@ from replay_core.records import RecordKey, TensorRef
 
 #: In a directory a suffix says which files are worth a look; what they are, their bytes say.
 SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
+#: Files that are asked for their step.
+_ASKED = 512
 #: What is said of response tokens, where a [B, R] mask stands beside [B, T] ids.
 _SAID_OF_TOKENS = frozenset(
     field for field, meaning in naming.MEANINGS.items() if meaning.alignment == "next" or field.endswith("_mask")
@@ -59,10 +63,28 @@ def index(path: Path) -> Index:
     for file in _files(path):
         step, rank, micro = (place_below(root, file, part) for part in ("step", "rank", "micro"))
         found.files.append((RecordKey(step, micro, rank, None, "tensors"), file))
+    said = _steps_within(found.files)
+    found.files = [(replace(key, step=said.get(file, key.step)), file) for key, file in found.files]
     found.notes.append(
-        "files of no known dialect: step, rank and micro are what their names and folders say, else their order"
+        "files of no known dialect: the step is what they hold, rank and micro are what their names and folders say, "
+        "else their order"
+        if said
+        else "files of no known dialect: step, rank and micro are what their names and folders say, else their order"
     )
     return found
+
+
+def _steps_within(entries: list[Entry]) -> dict[Path, int]:
+    """The steps of files whose names say none, by what they hold; nothing where a file holds none."""
+    if len(entries) > _ASKED or any(key.step is not None for key, _ in entries):
+        return {}
+    said: dict[Path, int] = {}
+    for _, file in entries:
+        step = step_within(tree_of(file))
+        if step is None:
+            return {}
+        said[file] = step
+    return said
 
 
 def _is_text(path: Path) -> bool:

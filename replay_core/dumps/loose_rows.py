@@ -1,19 +1,25 @@
-"""A folder of JSON lines nobody's table knows, whose rows hold arrays: columns under the names they have."""
+"""A folder of JSON lines nobody's table knows, whose rows hold arrays: columns under the names they have.
+
+Where no name says a step and the rows do, each step is a record.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.file_places import told_apart
-from replay_core.dumps.json_rows import first_row, names_with
+from replay_core.dumps.file_places import STEP_FIELDS, step_within, told_apart
+from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
 from replay_core.dumps.listing import listing
+from replay_core.dumps.row_dialect import table_of
 from replay_core.dumps.words import named
+from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
 
@@ -23,7 +29,7 @@ _PLACES = {
     "micro": regex(r"micro(?:_?(?:batch|step|idx))?[_=-]?(\d{1,9})", re.IGNORECASE),
 }
 
-NAMED = "no framework writes such files: step, rank and micro are what the file names say"
+NAMED = "no framework writes such files: step, rank and micro are what the file names say, else the step of each row"
 NUMBERED = "files that name no step of their own are numbered as micro, in the order of their names"
 
 
@@ -47,11 +53,32 @@ def _holds_arrays(row: dict[str, Any] | None) -> bool:
 
 def index(path: Path) -> Index:
     found = Index([], notes=[NAMED])
-    named_so = [(_key(file), file) for file in _files(path)]
+    named_so = [(key, file) for file in _files(path) for key in _keys(file)]
     found.files = told_apart(named_so)
     if found.files != named_so:
         found.notes.append(NUMBERED)
     return found
+
+
+def _keys(file: Path) -> list[RecordKey]:
+    """A record for each step that the file's rows say where its name says none; else the file is one record."""
+    key, field = _key(file), _step_field(file)
+    if field is None:
+        return [key]
+    try:
+        rows = rows_by_place(file, (field,))
+    except RldbgError:  # what is wrong with the file is said when it is read
+        return [key]
+    steps = {row.places[0] for row in rows.rows}
+    return [replace(key, step=step) for step in sorted(steps, key=lambda step: (step is not None, step or 0))]
+
+
+def _step_field(file: Path) -> str | None:
+    """What the rows of a file whose name says no step call their step."""
+    row = first_row(file)
+    if row is None or _key(file).step is not None:
+        return None
+    return next((name for name in STEP_FIELDS if step_within({name: row.get(name)}) is not None), None)
 
 
 def _key(file: Path) -> RecordKey:
@@ -68,6 +95,14 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     Raises:
         DumpError: not one line of it can be read.
     """
+    field = _step_field(path)
+    if field is not None:
+        rows = rows_by_place(path, (field,))
+        problems = list(rows.problems)
+        fields = table_of(decoded(path, rows.of(key.step), problems))
+        if not fields:
+            raise DumpError("no row of the record can be read", file=str(path))
+        return Fields(named(fields, {}), problems)
     content = read_container(path)
     return Fields(named(flatten(content.tree), {}), (Problem(str(path), what) for what in content.problems))
 

@@ -62,6 +62,11 @@ _SURE_NATS = -1e-3
 IGNORED = -100
 
 
+#: Masks of what counts that a trainer may shift with all it says of tokens, and samples that are no chance.
+_ROLLED = ("response_mask", "loss_mask")
+_FEWEST_ROLLED = 4
+
+
 class Placed(Struct, frozen=True):
     """Where a tensor speaks of which token.
 
@@ -506,8 +511,10 @@ class Batch:
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
                 side = _said(alignment, stated, axes, self.layout)
                 if side == "next" and not stated and self._is_as_wide(ref) and meaning.region == "response":
-                    is_own = self._is_at_own_index(ref) or (by_mask and fills_the_mask(self.held, ref))
-                    side = "full" if is_own else "next"
+                    fills = by_mask and not self._is_rolled and fills_the_mask(self.held, ref)
+                    side = "full" if fills or self._is_at_own_index(ref) else "next"
+                elif name in _ROLLED and not stated and self._is_rolled and self._is_as_wide(ref):
+                    side = "next"
                 said = self._says(side)
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
@@ -566,6 +573,36 @@ class Batch:
             else:
                 found[name] = _fills_alone(empty_N, firsts, own_N, layout.shape)
         return found
+
+    @cached_property
+    def _is_rolled(self) -> bool:
+        """Whether the mask that is as wide as the tokens was shifted with the log-probabilities (AReaL rolls both before
+        its update): index t of all of them is about token t + 1.
+
+        Read at its own index such a mask begins in all samples at one and the same token, the last of the template, and
+        leaves out the last token of each, for which nobody has a log-probability, the engine neither.
+        """
+        mask, ids, layout = self.held.find(*_ROLLED), self.held.ids, self.layout
+        if layout is None or mask is None or ids is None or mask.alignment not in (None, "packed"):
+            return False
+        wide = [ref for ref in self.held.fields() if self._may_be_at_own_index(ref)]
+        if not wide or not self._is_as_wide(mask) or not self._is_as_wide(ids):
+            return False
+        own_N, marked_N = self._slots_of("full"), pages.array(mask).reshape(-1) != 0
+        marked_N, token_N = marked_N[own_N], pages.array(ids).reshape(-1)[own_N]
+        ends = np.cumsum(self.lengths) - 1
+        counts = np.add.reduceat(marked_N, ends - self.lengths + 1) if self.lengths.all() else np.zeros(1)
+        has = counts > 0
+        if has.sum() < _FEWEST_ROLLED or marked_N[ends].any() or not marked_N[ends[has] - 1].all():
+            return False
+        firsts = [int(np.flatnonzero(marked_N[start:])[0]) + start for start in (ends - self.lengths + 1)[has]]
+        if np.unique(token_N[firsts]).size > 1:
+            return False
+        for ref in wide:
+            filled_N = pages.array(ref).reshape(-1)[own_N] < 0
+            if (filled_N & ~marked_N).any() or 2 * filled_N.sum() < marked_N.sum():
+                return False
+        return True
 
     def _may_be_at_own_index(self, ref: TensorRef) -> bool:
         is_logprob = naming.meaning(ref.canonical or ref.name).kind == "logprob"

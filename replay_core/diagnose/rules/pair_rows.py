@@ -134,7 +134,8 @@ class Pairs(Struct, frozen=True):
 
 def pairs_of(record: Record) -> Pairs | None:
     try:
-        refs = [ref for ref in record.tensors() if not ref.is_text and ref.is_readable]
+        refs = [
+            ref for ref in record.tensors() if not ref.is_text and ref.is_readable]
     except RldbgError:
         return None
     names: dict[tuple[str, str], str] = {}
@@ -167,7 +168,10 @@ def pairs_of(record: Record) -> Pairs | None:
 def _rows_of(record: Record) -> Pairs | None:
     """Answers of no pairs (KTO): one number each of policy and reference."""
     try:
-        refs = [ref for ref in record.tensors() if not ref.is_text and ref.is_readable and len(ref.shape) == 1]
+        refs = [
+            ref for ref in record.tensors() if not ref.is_text and ref.is_readable and len(ref.shape) == 1
+            and ref.rows is None  # a number of an answer, not of its tokens
+        ]  # fmt: skip
     except RldbgError:
         return None
     names: dict[tuple[str, str], str] = {}

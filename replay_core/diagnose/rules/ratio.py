@@ -105,14 +105,19 @@ FEW_MOVED, FEW_ROWS, MILDLY = 0.01, 0.1, 1.0
 WHOLE_RANK = 0.3
 
 
+def _is_rounding(apart: Array, moved: Array) -> bool:
+    """Whether hardly a token is off, and all of them together are as near as half-precision forwards are."""
+    return float((apart > SAME_BF16).mean()) < FEW_MOVED and float(np.abs(moved).mean()) < SAME_BF16 / 10
+
+
 @rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
       needs=("policy_logprobs", "old_logprobs"),
       explains=("D23", "D24", "L16"),
       source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
 def on_policy(batch: StepBatch) -> Finding | None:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
-    first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
-    clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
+    first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise (in a hundredth of the tokens, or
+    0.002 nats on average), is a warning; above 0.2, what clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
     average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
     with other weights; where it is all micro-batches (3 and more) but the first of the update, the optimizer steps
     between them (an error). Where the first sample of every pack agrees and no later one does, samples see each other.
@@ -149,7 +154,7 @@ def on_policy(batch: StepBatch) -> Finding | None:
         "bf16",
     )
     limit = SAME_BF16 if half or batch.laid.flags.get("dtype") is None else SAME_FP32
-    if largest <= limit:
+    if largest <= limit or (limit == SAME_BF16 and _is_rounding(apart, moved)):
         return None
     at = int(np.flatnonzero(both_N)[apart.argmax()])
     place = batch.laid.where("policy_logprobs", at=at)

@@ -29,16 +29,17 @@ _GAMMAS = (1.0, 0.99, 0.995, 0.999, 0.95, 0.9)
 
 
 @rule("D51", "the KL penalty in the rewards is turned around", link="rewards", scope="batch",
-      needs=("token_rewards", "token_scores|reward", "trainer_logprobs", "ref_logprobs", "mask"),
+      needs=("token_rewards|returns", "token_scores|reward", "trainer_logprobs", "ref_logprobs", "mask"),
       explains=("L08", "L10"), lasts=True,
       source="verl apply_kl_penalty: token_level_rewards = token_level_scores - beta KL(old, ref)")  # fmt: skip
 def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
     """Fits token rewards - token scores (without them: token rewards of all but the last token) = -beta KL over the
-    tokens that count, for k1, k2, k3 and |log ratio| of policy and reference. Where one leaves less than a hundredth
+    tokens that count, for k1, k2, k3 and |log ratio| of policy and reference. Where none are recorded and there is no
+    critic, a token's reward is what its return has more than the next one's. Where one leaves less than a hundredth
     of it (rms): a negative beta is an error, the policy is paid for leaving its reference. Skipped where nothing is
     penalised, or no estimator fits.
     """
-    rewards, scores = given(batch.columns.of("token_rewards")), batch.columns.of("token_scores")
+    rewards, scores = batch.columns.of("token_rewards") or _of_returns(batch), batch.columns.of("token_scores")
     policy, ref = given(batch.trainer), given(batch.columns.of("ref_logprobs"))
     both_N = batch.pair(policy, ref) & rewards.said_N
     if scores is None:
@@ -59,7 +60,7 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
         if beta < 0:
             yield error(
                 f"the KL penalty in the rewards has the wrong sign: rewards are scores + {-beta:.3g} x {name}",
-                batch.laid.where("token_rewards", at=both_N),
+                batch.laid.where(rewards.name, at=both_N),
                 shown(
                     "beta that explains them",
                     beta,
@@ -72,6 +73,18 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
             )
         return
     raise Skip("rewards and scores differ by no KL estimator of the recorded log-probabilities")
+
+
+def _of_returns(batch: StepBatch) -> Column:
+    """Rewards of tokens as the returns hold them: each has its own, and gamma times the next token's return."""
+    returns, trained_N = given(batch.columns.of("returns")), given(batch.trained_N)
+    skip_if(batch.has("values"), "returns of a critic hold its values")
+    gamma = batch.laid.algorithm.number("gamma")
+    here_N = np.where(returns.said_N & trained_N, np.nan_to_num(returns.values_N), 0.0)
+    next_N = np.append(here_N[1:], 0.0)
+    next_N[batch.flat.starts_B + batch.flat.lengths_B - 1] = 0.0
+    own_N = here_N - (1.0 if gamma is None else gamma) * next_N
+    return Column(returns.name, own_N, returns.said_N, returns.source, returns.dtype, returns.ref)
 
 
 #: What a number is rounded by, in shares of it, by the precision it is stored in.
