@@ -94,7 +94,8 @@ _PER_TOKEN = frozenset({"response_mask", "loss_mask", "advantages", "old_logprob
 
 def settled(fields: list[TensorRef]) -> list[TensorRef]:
     """The fields of one record with what only the others settle: `rewards` [B, R] are rewards of tokens where the
-    general table takes the word for a sample's, and `uid` is the group where nothing else is.
+    general table takes the word for a sample's, `uid` is the group where nothing else is, and of a critic's two numbers
+    of a token the old ones are the `values` that advantages are made of: those beside them are what it says now.
     """
     meanings = {ref.canonical for ref in fields}
     if "reward" in meanings:
@@ -103,6 +104,9 @@ def settled(fields: list[TensorRef]) -> list[TensorRef]:
             ref.with_(canonical="token_rewards") if ref.canonical == "reward" and ref.shape in shapes else ref
             for ref in fields
         ]
+    if "old_values" in meanings:
+        new = {"values": "new_values", "old_values": "values"}
+        fields = [ref.with_(canonical=new.get(ref.canonical or "", ref.canonical)) for ref in fields]
     if "group_id" not in meanings:
         fields = [ref.with_(canonical="group_id") if ref.name in ("uid", "uids") else ref for ref in fields]
     return fields
