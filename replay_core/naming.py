@@ -78,6 +78,7 @@ MEANINGS: dict[str, Meaning] = {
     "values_train_again": Meaning(Phase.VALUES, "value", "response", "next"),
     "values_alone": Meaning(Phase.VALUES, "value", "response", "next"),
     "old_values": Meaning(Phase.VALUES, "value", "response", "next"),
+    "new_values": Meaning(Phase.VALUES, "value", "response", "next"),
     "rollout_logprobs": Meaning(Phase.ROLLOUT_LOGPROBS, "logprob", "response", "next"),
     "old_logprobs": Meaning(Phase.OLD_LOGPROBS, "logprob", "response", "next"),
     "ref_logprobs": Meaning(Phase.REF_LOGPROBS, "logprob", "response", "next"),

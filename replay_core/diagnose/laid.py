@@ -13,6 +13,7 @@ from replay_core.diagnose.columns import Columns
 from replay_core.diagnose.finding import Where
 from replay_core.diagnose.flat import Array, Flat
 from replay_core.diagnose.sheets import Sheet
+from replay_core.diagnose.two_sides import place_of
 from replay_core.records import Record, RecordKey, Run, TensorRef, weights_noted
 from replay_core.samples.batch import Batch
 from replay_core.samples.layout import Ints
@@ -103,7 +104,9 @@ class Laid:
             part, row = sheet.index[place]
             record = _holder(sheet.parts[part], name)
         ref = self._columns.ref(name) if name else None
-        return Where.of(record, ref.name if ref else name, row, position)
+        if ref is not None:
+            name, row = place_of(ref, row)
+        return Where.of(record, name, row, position)
 
     def where_record(self, record: Record, name: str) -> Where:
         """A record's own number: a loss, a norm."""

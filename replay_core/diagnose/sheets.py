@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core import pages
+from replay_core.diagnose.two_sides import one_batch
 from replay_core.errors import RldbgError
 from replay_core.records import Inline, Record, TensorRef
 from replay_core.samples.batch import Batch, places_of
@@ -100,7 +101,7 @@ def sheets_of(records: Iterable[Record], pad: int | None = None) -> tuple[list[S
             fields = () if record.is_flat else record.tensors()
             if record.is_flat:
                 continue
-            rows = Batch(record, fields, by_shape=True)
+            rows = Batch(record, one_batch(fields), by_shape=True)
             rows = around_parts(rows, pad) or rows
             known.append((not rows.has_tokens, rows))
         except (RldbgError, ValueError) as error:

@@ -94,8 +94,9 @@ _PER_TOKEN = frozenset({"response_mask", "loss_mask", "advantages", "old_logprob
 
 def settled(fields: list[TensorRef]) -> list[TensorRef]:
     """The fields of one record with what only the others settle: `rewards` [B, R] are rewards of tokens where the
-    general table takes the word for a sample's, `uid` is the group where nothing else is, and `mask` says what counts
-    where no other mask does and it is laid out as what is said of responses, not as the tokens are.
+    general table takes the word for a sample's, `uid` is the group where nothing else is, `mask` says what counts where
+    no other mask does and it is laid out as what is said of responses, not as the tokens are, and of a critic's two
+    numbers of a token the old ones are the `values` that advantages are made of: those beside them are what it says now.
     """
     meanings = {ref.canonical for ref in fields}
     if "reward" in meanings:
@@ -109,8 +110,12 @@ def settled(fields: list[TensorRef]) -> list[TensorRef]:
         tokens = {ref.shape for ref in fields if ref.canonical == "input_ids"}
         counts = said if "attention_mask" in meanings else said - tokens
         fields = [
-            ref.with_(canonical="response_mask") if ref.name == "mask" and ref.shape in counts else ref for ref in fields
+            ref.with_(canonical="response_mask") if ref.name == "mask" and ref.shape in counts else ref
+            for ref in fields
         ]
+    if "old_values" in meanings:
+        new = {"values": "new_values", "old_values": "values"}
+        fields = [ref.with_(canonical=new.get(ref.canonical or "", ref.canonical)) for ref in fields]
     if "group_id" not in meanings:
         fields = [ref.with_(canonical="group_id") if ref.name in ("uid", "uids") else ref for ref in fields]
     return fields

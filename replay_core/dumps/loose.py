@@ -111,9 +111,27 @@ def numbered(entries: list[Entry]) -> list[Entry]:
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
     fields = flatten(whole({0: content_of(path).tree}))
+    inside = _heads(fields)
     for ref in fields:
-        ref.canonical = naming.canonical(ref.name)
+        head, _, rest = ref.name.partition(".")
+        ref.canonical = naming.canonical(rest if head in inside else ref.name)
     return _aligned(settled(fields))
+
+
+#: What a batch's columns that are no tensors lie in beside it (verl's DataProto as a plain dict).
+_BESIDE = frozenset({"non_tensor_batch"})
+
+
+def _heads(fields: list[TensorRef]) -> frozenset[str]:
+    """Under which one name a dict holds its whole batch, and what stands beside that: what lies there is the record's
+    own. None where tokens stand outside, or under several names.
+    """
+    ids = ("input_ids", "prompt_ids", "response_ids")
+    held = {ref.name.partition(".")[0] for ref in fields if naming.canonical(ref.name).rpartition(".")[2] in ids}
+    outside = any(naming.canonical(ref.name) in ids for ref in fields)
+    if outside or len(held) != 1 or any(naming.is_module_tensor(ref.name) for ref in fields):
+        return frozenset()
+    return frozenset(held) | _BESIDE
 
 
 def _aligned(fields: list[TensorRef]) -> list[TensorRef]:

@@ -12,8 +12,16 @@ from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import rule, skip_if
-from replay_core.diagnose.rules.pair_rows import LOSSES, REWARDS, Pairs, dpo_loss, pairs_of, steps_of_pairs
+from replay_core.diagnose.rule import given, rule, skip_if
+from replay_core.diagnose.rules.pair_rows import (
+    LOSSES,
+    REWARDS,
+    Pairs,
+    dpo_loss,
+    micro_batches,
+    numbers_of_pairs,
+    steps_of_pairs,
+)
 from replay_core.errors import RldbgError
 from replay_core.records import Record
 from replay_core.regexes import regex
@@ -57,30 +65,43 @@ def further_losses(case: Case) -> Finding | None:
     KTO, where it is stated and its KL is recorded: an error where its two weights are swapped or left out, or the sign
     of both values is turned.
 
+    SimPO's, where it is stated with its target: an error where the target is added or left out, sums stand for means
+    over tokens, or the margin is turned around. CPO's and the hinge loss: where the margin is turned around, or the
+    reference has no part in it. ORPO's, beside its supervised part: where the odds' part is subtracted or turned
+    around, or probabilities stand for odds.
+
     A reward model's (scores of both sides and no log-probabilities): an error where the sign is turned, the mean margin
-    alone stands in it, or the logarithm is missing.
+    alone stands in it, the logarithm is missing, or a recorded margin is added.
 
     A supervised term beside DPO's stated loss (`nll_loss`, `sft_loss`): its weight is solved for. An error where it is
     below 0, or another than stated (1.5 times and more, two thirds and less); a warning where it is none.
     """
     algorithm = case.algorithm
-    pairs = [one for record in case.records() if (one := pairs_of(record)) is not None]
-    pairs = [one for one in pairs if one.loss is not None and np.isfinite(one.loss)]
+    every = numbers_of_pairs(case)
+    pairs = [one for one in every if one.loss is not None and np.isfinite(one.loss)]
     beta = algorithm.number("beta", "dpo_beta", "kl_beta")
     kind = algorithm.word("loss_type", "dpo_loss_type", "pref_loss")
     if len(pairs) >= LOSSES and beta:
+        if kind in _WITHOUT_REFERENCE:
+            return _told(pairs, _WITHOUT_REFERENCE[kind](pairs, beta, algorithm), f"{_NAMES[kind]}'s loss")
+        if not all(one.has_ref for one in pairs):
+            return None
         if kind == "ipo":
             return _told(pairs, _ipo(pairs, beta), "IPO's loss")
         if kind in ("kto", "kto_pair"):
             return _told(pairs, _kto(pairs, beta, algorithm), "KTO's loss")
+        if kind == "hinge":
+            return _told(pairs, _hinge(pairs, beta), "the hinge loss")
         if kind in ("", "sigmoid", "dpo"):
             return _supervised(pairs, beta, algorithm)
         return None
     skip_if(bool(pairs), "the loss of these pairs, or its beta, is not stated")
-    scored = [each for record in case.records() if (each := _scored(record)) is not None]
+    # Rewards beside log-probabilities are what those make (beta times the log ratio), and no model's scores.
+    skip_if(bool(every), "no loss is recorded beside the log-probabilities of pairs")
+    scored = [each for records in micro_batches(case) if (each := _scored(records)) is not None]
     skip_if(len(scored) < LOSSES, f"needs log-probabilities or scores of pairs and the loss of {LOSSES} records")
     skip_if(bool(algorithm.number("center_rewards_coefficient")), "a centring of the scores is in the loss")
-    return _of_scores(scored)
+    return _of_scores(scored, "the reward model's loss" if beta is None else "the loss of pairs")
 
 
 def _makes(made: Iterable[float], losses: Iterable[float]) -> bool:
@@ -92,7 +113,12 @@ def _told(pairs: list[Pairs], ways: Iterator[_Formula], whose: str) -> Finding |
     every = list(ways)
     if any(not way.what and _makes(way.made, losses) for way in every):
         return None
-    return _made_otherwise([one.record for one in pairs], losses, every[0].made, every, whose)
+    return _made_otherwise([_holder(one) for one in pairs], losses, every[0].made, every, whose)
+
+
+def _holder(one: Pairs) -> Record:
+    """The record of a micro-batch's pairs that holds their loss."""
+    return next((each for each in (one.record, *one.looks) if each.get("loss") is not None), one.record)
 
 
 def _made_otherwise(
@@ -119,7 +145,7 @@ def _ipo(pairs: list[Pairs], beta: float) -> Iterator[_Formula]:
         return [float(((margin(one) - target) ** 2).mean()) for one in pairs]
 
     levels: list[Callable[[Pairs], Array]] = [lambda one: one.margin()]
-    if all(one.tokens and all((each > 0).all() for each in one.tokens.values()) for one in pairs):
+    if all(one.counts_tokens for one in pairs):
         levels.append(lambda one: one.margin(by_token=True))
     for margin in levels:
         yield _Formula(made(margin, 1 / (2 * beta)))
@@ -132,22 +158,23 @@ def _ipo(pairs: list[Pairs], beta: float) -> Iterator[_Formula]:
                    "of the margin turned around: chosen and rejected are swapped",
                    "the two halves are split in the wrong order, or the margin is negated")  # fmt: skip
     yield _Formula(
-        made(lambda one: one.logps["policy", "chosen"] - one.logps["policy", "rejected"], 1 / (2 * beta)),
+        made(lambda one: one.margin(with_ref=False), 1 / (2 * beta)),
         "without the reference: its log-probabilities have no part in the margin",
         "the reference-free loss is switched on, or its log-probabilities are 0 where the loss is made",
     )
 
 
 def _kto(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Formula]:
-    named = [_numbers(one.record, lambda name: name.rpartition("/")[2] in ("kl", "kl_mean")) for one in pairs]
-    skip_if(any(len(each) != 1 or each[0][1].size != 1 for each in named), "needs KTO's KL beside its loss")
+    named = [[value for name, value in one.numbers.items() if name.rpartition("/")[2] in ("kl", "kl_mean")]
+             for one in pairs]  # fmt: skip
+    skip_if(any(len(each) != 1 for each in named), "needs KTO's KL beside its loss")
     desired = algorithm.number("desirable_weight") or 1.0
     undesired = algorithm.number("undesirable_weight") or 1.0
 
     def made(of_chosen: float, of_rejected: float, sign: float = 1.0) -> list[float]:
         losses = []
-        for one, ((_, kl_1),) in zip(pairs, named, strict=True):
-            kl = max(float(kl_1[0]), 0.0)
+        for one, (known,) in zip(pairs, named, strict=True):
+            kl = max(known, 0.0)
             better, worse = (one.logps["policy", side] - one.logps["ref", side] for side in ("chosen", "rejected"))
             values = (
                 of_chosen / (1 + np.exp(sign * beta * (better - kl))),
@@ -171,10 +198,10 @@ def _kto(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_For
 
 def _supervised(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Finding | None:
     """The weight of a supervised term in DPO's loss."""
-    named = [_numbers(one.record, lambda name: _SUPERVISED.search(name) is not None) for one in pairs]
-    if any(len(each) != 1 or each[0][1].size != 1 for each in named):
+    named = [_of_supervised(one) for one in pairs]
+    if any(len(each) != 1 for each in named):
         return None
-    name, term_R = named[0][0][0], np.array([float(each[0][1][0]) for each in named])
+    name, term_R = named[0][0][0], np.array([each[0][1] for each in named])
     smoothing, left_out = algorithm.number("label_smoothing") or 0.0, False
     own_R = np.array([dpo_loss(beta * one.margin(), smoothing) for one in pairs])
     loss_R = np.array([float(one.loss or 0.0) for one in pairs])
@@ -202,13 +229,126 @@ def _supervised(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Findin
     return finding(
         "warning" if left_out else "error",
         what,
-        Where.of(pairs[0].record, "loss"),
+        Where.of(_holder(pairs[0]), "loss"),
         shown("coefficient that makes the loss", weight, "> 0" if stated is None else f"{stated:g}"),
         shown("records that agree", len(pairs)),
         cause=cause,
         next_step="rldbg diagnose --explain D143   # then look at the line that adds the two up",
         steps=steps_of_pairs(pairs),
     )
+
+
+def _of_supervised(one: Pairs) -> list[tuple[str, float]]:
+    """The supervised terms that stand beside a loss of pairs, by name."""
+    return [(name, value) for name, value in one.numbers.items() if _SUPERVISED.search(name) is not None]
+
+
+_SWAPPED = "chosen and rejected are swapped where the batch is joined or split, or the difference is negated"
+
+
+def _hinge(pairs: list[Pairs], beta: float) -> Iterator[_Formula]:
+    def made(margins: Iterable[Array]) -> list[float]:
+        return [float(np.maximum(0.0, 1 - beta * each).mean()) for each in margins]
+
+    yield _Formula(made(one.margin() for one in pairs))
+    yield _Formula(made(-one.margin() for one in pairs), "of the margin turned around", _SWAPPED)
+    yield _Formula(
+        made(one.margin(with_ref=False) for one in pairs),
+        "without the reference: its log-probabilities have no part in the margin",
+        "the reference-free loss is switched on, or its log-probabilities are 0 where the loss is made",
+    )
+
+
+def _sigmoid(z: Array, smoothing: float) -> float:
+    return dpo_loss(z, smoothing)
+
+
+def _with_terms(pairs: list[Pairs], made: list[float], weight: float | None) -> list[list[float]]:
+    """Losses as they are, and with the supervised term that stands beside them at its weight."""
+    named = [_of_supervised(one) for one in pairs]
+    if weight == 0 or any(len(each) != 1 for each in named):
+        return [made]
+    with_term = [value + (1.0 if weight is None else weight) * each[0][1] for value, each in
+                 zip(made, named, strict=True)]  # fmt: skip
+    return [with_term] if weight else [made, with_term]
+
+
+def _simpo(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Formula]:
+    skip_if(not all(one.counts_tokens for one in pairs), "needs how many tokens of each answer count")
+    target = algorithm.number("simpo_gamma", "gamma")
+    ratio = algorithm.number("gamma_beta_ratio", "simpo_gamma_beta_ratio")
+    target = ratio * beta if target is None and ratio is not None else target
+    skip_if(target is None, "SimPO's target margin is not stated")
+    assert target is not None
+    smoothing, weight = algorithm.number("label_smoothing") or 0.0, algorithm.number("cpo_alpha", "sft_weight")
+
+    def ways(z: Callable[[Pairs], Array]) -> list[list[float]]:
+        return _with_terms(pairs, [_sigmoid(z(one), smoothing) for one in pairs], weight)
+
+    mean = {one: beta * pairs[one].margin(by_token=True, with_ref=False) for one in range(len(pairs))}
+    of = {id(one): mean[number] for number, one in enumerate(pairs)}
+    # Some state the target as it stands in the loss, others as a part of beta.
+    for each in (target, target * beta):
+        for made in ways(lambda one, each=each: of[id(one)] - each):  # type: ignore[misc]
+            yield _Formula(made)
+    wrong: list[tuple[Callable[[Pairs], Array], str, str]] = [
+        (lambda one: of[id(one)] + target, f"with its target of {target:g} added to the margin, and not subtracted",
+         "the sign of gamma is turned: pairs are let go before the better answer leads"),
+        (lambda one: beta * one.margin(with_ref=False) - target,
+         "of sums over tokens, where means are meant: log-probabilities are not divided by their answers' lengths",
+         "the average log-probability is not taken: long answers outweigh short ones"),
+        (lambda one: -of[id(one)] - target, "of the margin turned around", _SWAPPED),
+        (lambda one: of[id(one)], f"without its target margin: {target:g} is stated",
+         "gamma does not reach the loss: a default of 0 stands in its place"),
+    ]  # fmt: skip
+    for z, what, cause in wrong:
+        for made in ways(z) if target or "target" not in what else []:
+            yield _Formula(made, what, cause)
+
+
+def _cpo(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Formula]:
+    smoothing, weight = algorithm.number("label_smoothing") or 0.0, algorithm.number("cpo_alpha")
+
+    def ways(sign: float) -> list[list[float]]:
+        made = [_sigmoid(sign * beta * one.margin(with_ref=False), smoothing) for one in pairs]
+        return _with_terms(pairs, made, weight)
+
+    for made in ways(1.0):
+        yield _Formula(made)
+    for made in ways(-1.0):
+        yield _Formula(made, "of the margin turned around", _SWAPPED)
+
+
+def _orpo(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Formula]:
+    skip_if(not all(one.counts_tokens for one in pairs), "needs how many tokens of each answer count")
+    named = [_of_supervised(one) for one in pairs]
+    skip_if(any(len(each) != 1 for each in named), "needs the supervised part beside ORPO's loss")
+    nll = [each[0][1] for each in named]
+    odds, plain = [], []
+    for one in pairs:
+        each = {side: one.logps["policy", side] / one.tokens[side] for side in ("chosen", "rejected")}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logit = {side: value - np.log1p(-np.exp(value)) for side, value in each.items()}
+        odds.append(logit["chosen"] - logit["rejected"])
+        plain.append(each["chosen"] - each["rejected"])
+
+    def made(of: list[Array], sign: float = 1.0, turned: float = 1.0) -> list[float]:
+        return [a + sign * beta * dpo_loss(turned * z, 0.0) for a, z in zip(nll, of, strict=True)]
+
+    yield _Formula(made(odds))
+    yield _Formula(
+        made(odds, -1.0), "with the odds' part subtracted: the better answer is to be made no likelier than the worse",
+        "beta times the log-sigmoid is added, where it is to be subtracted",
+    )  # fmt: skip
+    yield _Formula(made(odds, turned=-1.0), "of the odds turned around", _SWAPPED)
+    yield _Formula(
+        made(plain), "of probabilities, where odds are meant: log(1 - p) is left out",
+        "the ratio of probabilities stands for the ratio of odds",
+    )  # fmt: skip
+
+
+_WITHOUT_REFERENCE = {"simpo": _simpo, "cpo": _cpo, "orpo": _orpo}
+_NAMES = {"simpo": "SimPO", "cpo": "CPO", "orpo": "ORPO"}
 
 
 class _ScoredPair(Struct, frozen=True):
@@ -220,24 +360,24 @@ class _ScoredPair(Struct, frozen=True):
     loss: float
 
 
-def _scored(record: Record) -> _ScoredPair | None:
+def _scored(records: list[Record]) -> _ScoredPair | None:
     sides: dict[str, Array] = {}
-    margin, loss = None, None
-    for name, values in _numbers(record, lambda name: True):
+    margin, loss, record = None, None, records[0]
+    for holder, name, values in ((each, *one) for each in records for one in _numbers(each, lambda name: True)):
         found = REWARDS.search(name)
         if found is not None and values.size > 1:
             sides[found["side"].lower()] = values
         elif name in ("margin", "margins") and values.size > 1:
             margin = values
         elif name == "loss" and values.size == 1 and np.isfinite(values).all():
-            loss = float(values[0])
+            loss, record = float(values[0]), holder
     if loss is None or len(sides) < 2 or sides["chosen"].size != sides["rejected"].size:
         return None
     apart = sides["chosen"] - sides["rejected"]
     return _ScoredPair(record, apart, margin if margin is not None and margin.size == apart.size else None, loss)
 
 
-def _of_scores(scored: list[_ScoredPair]) -> Finding | None:
+def _of_scores(scored: list[_ScoredPair], whose: str) -> Finding | None:
     losses = [one.loss for one in scored]
     right = [float(np.logaddexp(0.0, -one.apart).mean()) for one in scored]
     less = [float(np.logaddexp(0.0, -(one.apart - (0 if one.margin is None else one.margin))).mean()) for one in scored]
@@ -255,4 +395,11 @@ def _of_scores(scored: list[_ScoredPair]) -> Finding | None:
              "without the logarithm: it is -sigmoid(margin)",
              "sigmoid stands for logsigmoid: pairs that are wrong by far have hardly a gradient"),
     )  # fmt: skip
-    return _made_otherwise([one.record for one in scored], losses, right, ways, "the reward model's loss")
+    if all(one.margin is not None and (one.margin != 0).any() for one in scored):
+        added = [float(np.logaddexp(0.0, -(one.apart + given(one.margin))).mean()) for one in scored]
+        ways = (
+            *ways,
+            _Formula(added, "with the margin added to the scores' difference, and not subtracted",
+                     "the sign of the margin is turned: pairs that are to be far apart are let go first"),
+        )  # fmt: skip
+    return _made_otherwise([one.record for one in scored], losses, right, ways, whose)

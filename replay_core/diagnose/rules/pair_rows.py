@@ -5,20 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from statistics import median
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from replay_core import pages
+from replay_core import naming, pages
 from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, listed, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import given, rule, skip_if
+from replay_core.diagnose.two_sides import sides_of
 from replay_core.errors import RldbgError
-from replay_core.records import Record
+from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
+from replay_core.samples.batch import IGNORED
 
 #: Pairs, and losses of them, before they tell; and how near recomputed rewards and losses are.
 PAIRS, LOSSES, CLOSE, EXACT = 4, 3, 1e-3, 2e-5
@@ -38,7 +41,9 @@ _WHOLE = regex(
     r"(?:^|[./])(?:policy_)?(?P<of>ref_|reference_)?(?:completion_|sequence_|seq_|target_|answer_)?"
     r"(?:logps|log_?probs?|logprobs)(?:_sum)?$", re.IGNORECASE,
 )  # fmt: skip
-REWARDS = regex(r"(?:^|[._/ ])(?:rewards?[_/])?(?P<side>chosen|rejected)(?:_rewards?)?$", re.IGNORECASE)
+REWARDS = regex(
+    r"(?:^|[._/ ])(?:(?:rewards?|scores?)[_/])?(?P<side>chosen|rejected)(?:_(?:rewards?|scores?))?$", re.IGNORECASE
+)
 _REF_FIRST = regex(r"(?:^|[._/ ])(?P<of>ref|reference)_(?P<side>chosen|rejected)", re.IGNORECASE)
 
 
@@ -109,7 +114,9 @@ def _shared(batch: StepBatch, one: int, other: int) -> int:
 
 
 class Pairs(Struct, frozen=True):
-    """One record's pairs: log-probabilities of policy and reference by side, rewards and loss where they are there."""
+    """One micro-batch's pairs: log-probabilities of policy and reference by side, rewards and loss where they are
+    there. Those that are made without a reference have none of it.
+    """
 
     record: Record
     names: dict[tuple[str, str], str]
@@ -118,11 +125,21 @@ class Pairs(Struct, frozen=True):
     loss: float | None
     tokens: dict[str, Array]
     """Tokens of each side's answers that count, where rows say so."""
+    numbers: dict[str, float] = {}
+    """What else the micro-batch has one number of."""
+    is_summed: bool = False
+    """Whether its log-probabilities are summed up here, of those of tokens."""
+    looks: tuple[Record, ...] = ()
 
-    def margin(self, *, by_token: bool = False) -> Array:
+    @property
+    def has_ref(self) -> bool:
+        return ("ref", "chosen") in self.logps and ("ref", "rejected") in self.logps
+
+    def margin(self, *, by_token: bool = False, with_ref: bool = True) -> Array:
         """What the policy prefers the better answer by, over its reference."""
         sides = {
-            side: (self.logps["policy", side] - self.logps["ref", side]) / (self.tokens[side] if by_token else 1.0)
+            side: (self.logps["policy", side] - (self.logps["ref", side] if with_ref else 0.0))
+            / (self.tokens[side] if by_token else 1.0)
             for side in ("chosen", "rejected")
         }
         made: Array = sides["chosen"] - sides["rejected"]
@@ -131,38 +148,194 @@ class Pairs(Struct, frozen=True):
     def where(self, of: str, side: str) -> Where:
         return Where.of(self.record, self.names[of, side])
 
+    @property
+    def counts_tokens(self) -> bool:
+        return len(self.tokens) == 2 and all(bool((each > 0).all()) for each in self.tokens.values())
 
-def pairs_of(record: Record) -> Pairs | None:
-    try:
-        refs = [
-            ref for ref in record.tensors() if not ref.is_text and ref.is_readable]
-    except RldbgError:
-        return None
+
+def micro_batches(case: Case) -> list[list[Record]]:
+    """The records that speak of one micro-batch each: its forward, and the loss that was made of it."""
+    found: dict[Any, list[Record]] = {}
+    for record in case.records():
+        key = record.key
+        if key.stage == "training_metrics":
+            continue
+        own = (key.step, key.rank, key.micro, key.role, key.epoch, key.minibatch)
+        found.setdefault(own, []).append(record)
+    made: list[list[Record]] = []
+    for every in found.values():
+        # Without a number of the micro-batch, several records of one stage are of several.
+        stages = {record.key.stage for record in every}
+        made += [every] if len(stages) == len(every) else [[record] for record in every]
+    return made
+
+
+def _every_ref(records: list[Record]) -> list[tuple[Record, TensorRef]]:
+    found = []
+    for record in records:
+        try:
+            found += [(record, ref) for ref in record.tensors() if not ref.is_text and ref.is_readable]
+        except RldbgError:
+            continue
+    return found
+
+
+def numbers_of_pairs(case: Case) -> list[Pairs]:
+    """Every micro-batch's pairs of the run."""
+    return [one for records in micro_batches(case) if (one := pairs_of(records)) is not None]
+
+
+def pairs_of(records: list[Record]) -> Pairs | None:
     names: dict[tuple[str, str], str] = {}
     logps: dict[tuple[str, str], Array] = {}
     rewards: dict[str, Array] = {}
-    loss, mask = None, None
-    for ref in refs:
+    numbers: dict[str, float] = {}
+    mask, holder = None, None
+    every = _every_ref(records)
+    for record, ref in every:
         if len(ref.shape) == 1 and ref.numel > 1 and (said := _LOGPS.search(ref.name)) is not None:
             first = _REF_FIRST.search(ref.name)
             of = "ref" if first is not None or (said["of"] or "").lower().startswith("ref") else "policy"
             names[of, said["side"].lower()] = ref.name
             logps[of, said["side"].lower()] = np.asarray(pages.array(ref), dtype=np.float64)
+            holder = holder or record
         elif len(ref.shape) == 1 and ref.numel > 1 and (said := REWARDS.search(ref.name)) is not None:
             rewards[said["side"].lower()] = np.asarray(pages.array(ref), dtype=np.float64)
-        elif (ref.canonical or ref.name) == "loss" and ref.numel == 1:
-            loss = float(np.asarray(pages.array(ref)).reshape(-1)[0])
+        elif ref.numel == 1 and ref.dtype != "bool":
+            numbers[ref.canonical or ref.name] = float(np.asarray(pages.array(ref)).reshape(-1)[0])
         elif (ref.canonical or ref.name) in ("loss_mask", "response_mask") and len(ref.shape) == 2:
             mask = np.asarray(pages.array(ref))
-    if len(logps) < 4 or len({values.size for values in logps.values()}) > 1:
+    tokens = _counted(every, mask)
+    is_summed = len(logps) < 4
+    if is_summed and (summed := _summed(every, mask)) is not None:
+        # What is recorded as a sum goes before what is summed here.
+        holder, names, logps = holder or summed[0], summed[1] | names, summed[2] | logps
+        tokens = tokens or summed[3]
+    if ("policy", "chosen") not in logps or ("policy", "rejected") not in logps:
+        return None
+    if ("ref", "chosen") not in logps or ("ref", "rejected") not in logps:
+        logps = {key: values for key, values in logps.items() if key[0] == "policy"}
+    if holder is None or len({values.size for values in logps.values()}) > 1:
         return None
     half = logps["policy", "chosen"].size
-    tokens = {}
-    if mask is not None and len(mask) == 2 * half:
-        counts = (mask != 0).sum(1).astype(np.float64)
-        tokens = {"chosen": counts[:half], "rejected": counts[half:]}
+    if tokens and {each.size for each in tokens.values()} != {half}:
+        tokens = {}
     rewards = {side: values for side, values in rewards.items() if values.size == half}
-    return Pairs(record, names, logps, rewards, loss, tokens)
+    return Pairs(
+        holder, names, logps, rewards, numbers.get("loss"), tokens, numbers, is_summed,
+        tuple(record for record in records if record is not holder),
+    )  # fmt: skip
+
+
+def _counted(every: list[tuple[Record, TensorRef]], mask: Array | None) -> dict[str, Array]:
+    """How many tokens of each answer count: as a mask of both halves says, or one of each side."""
+    if mask is not None and len(mask) % 2 == 0:
+        counts = (mask != 0).sum(1).astype(np.float64)
+        return {"chosen": counts[: len(counts) // 2], "rejected": counts[len(counts) // 2 :]}
+    found: dict[str, Array] = {}
+    for wanted in ("loss_mask", "response_mask", "labels", "attention_mask"):
+        for _, ref in every:
+            said = sides_of(ref.name)
+            if said is None or len(ref.shape) != 2 or ref.rows is not None or naming.canonical(said[0]) != wanted:
+                continue
+            values = np.asarray(pages.array(ref))
+            # The label of a row's first token is none that a causal model gives.
+            counts = values[:, 1:] != IGNORED if wanted == "labels" else values != 0
+            found["chosen" if said[1] else "rejected"] = counts.sum(1).astype(np.float64)
+        if len(found) == 2:
+            # A mask of all tokens counts those of an answer where the prompt stands beside it.
+            beside = any(ref.name.rpartition(".")[2] == "prompt_input_ids" for _, ref in every)
+            return found if wanted != "attention_mask" or beside else {}
+    return {}
+
+
+_OF_POLICY, _OF_REF = ("policy_logprobs", "rollout_logprobs", "old_logprobs"), ("ref_logprobs",)
+
+
+def _summed(
+    every: list[tuple[Record, TensorRef]], mask: Array | None
+) -> tuple[Record, dict[tuple[str, str], str], dict[tuple[str, str], Array], dict[str, Array]] | None:
+    """Log-probabilities of answers, of those of their tokens: of each side under a name of its own, or of rows whose
+    halves are the sides, or of one number of each row of such halves. None where neither stands there.
+    """
+    names: dict[tuple[str, str], str] = {}
+    logps: dict[tuple[str, str], Array] = {}
+    holder: Record | None = None
+    for record, ref in every:
+        said = sides_of(ref.name)
+        if said is None or len(ref.shape) != 2 or ref.rows is not None:
+            continue
+        canonical = naming.canonical(said[0])
+        of = "ref" if canonical in _OF_REF else "policy" if canonical in _OF_POLICY else None
+        if of is not None and (values := _filled(ref)) is not None:
+            side = "chosen" if said[1] else "rejected"
+            counts = _counting_side(every, side, values)
+            names[of, side], holder = ref.name, holder or record
+            logps[of, side] = np.where(counts, values, 0.0).sum(1)
+    if holder is not None:
+        return holder, names, logps, _counted(every, None)
+    ids = next((ref for _, ref in every if ref.canonical == "input_ids" and len(ref.shape) == 2), None)
+    if ids is None or ids.rows is not None or ids.shape[0] % 2 or ids.shape[0] < 2:
+        return None
+    order = _paired_rows(np.asarray(pages.array(ids)))
+    if order is None:
+        return None
+    for record, ref in every:
+        of = "ref" if ref.canonical in _OF_REF else "policy" if ref.canonical == "policy_logprobs" else None
+        if of is None and ref.canonical == "rollout_logprobs" and ref.name.startswith(("log", "policy")):
+            of = "policy"
+        of = of or ("ref" if (said := _WHOLE.search(ref.name)) and said["of"] else "policy" if said else None)
+        if of is None or not ref.shape or ref.shape[0] != ids.shape[0] or len(ref.shape) > 2 or ref.rows is not None:
+            continue
+        values = np.asarray(pages.array(ref), dtype=np.float64)
+        if values.ndim == 2:
+            if mask is None or mask.shape[0] != len(values) or mask.shape[1] - values.shape[1] not in (0, 1):
+                continue
+            counts = mask[:, mask.shape[1] - values.shape[1] :] != 0
+            values = np.where(counts, values, 0.0).sum(1)
+        for side, rows in zip(("chosen", "rejected"), order, strict=True):
+            names[of, side], logps[of, side] = ref.name, values[rows]
+        holder = holder or record
+    if holder is None:
+        return None
+    tokens = {}
+    if mask is not None and len(mask) == ids.shape[0]:
+        tokens = {side: (mask[rows] != 0).sum(1).astype(np.float64) for side, rows in
+                  zip(("chosen", "rejected"), order, strict=True)}  # fmt: skip
+    return holder, names, logps, tokens
+
+
+def _filled(ref: TensorRef) -> Array | None:
+    values = np.asarray(pages.array(ref), dtype=np.float64)
+    return values if np.isfinite(values).all() else None
+
+
+def _counting_side(every: list[tuple[Record, TensorRef]], side: str, values: Array) -> Array:
+    """Which of a side's log-probabilities are of tokens that count: all where no mask fits them."""
+    for wanted in ("loss_mask", "response_mask"):
+        for _, ref in every:
+            said = sides_of(ref.name)
+            if said is None or ("chosen" if said[1] else "rejected") != side or naming.canonical(said[0]) != wanted:
+                continue
+            mask = np.asarray(pages.array(ref))
+            if mask.ndim == 2 and mask.shape[0] == len(values) and mask.shape[1] - values.shape[1] in (0, 1):
+                counts: Array = mask[:, mask.shape[1] - values.shape[1] :] != 0
+                return counts
+    return np.ones(values.shape, dtype=bool)
+
+
+def _paired_rows(ids_BS: Array) -> tuple[Array, Array] | None:
+    """The rows of better and worse answers: those that begin alike, the halves or two that follow each other. None
+    where neither order makes pairs of all rows.
+    """
+    rows, half = np.arange(len(ids_BS)), len(ids_BS) // 2
+    ways = [(rows[:half], rows[half:]), (rows[0::2], rows[1::2])]
+    alike = [(ids_BS[a][:, :3] == ids_BS[b][:, :3]).all(axis=1) for a, b in ways]
+    # Rows that are padded on the left begin alike as they are as long.
+    told = [float(each.mean()) for each in alike]
+    if half > 1 and max(told) > 0.5 and abs(told[0] - told[1]) > 0.25:
+        return ways[int(np.argmax(told))]
+    return None
 
 
 def _rows_of(record: Record) -> Pairs | None:
@@ -211,7 +384,7 @@ def made_otherwise(case: Case) -> Finding | None:
     tokens (which some state: then nothing is said): an error.
     """
     own_model = case.begins and case.algorithm.value("ref_model", "reference_model") is None
-    every = [pairs for record in case.records() if (pairs := pairs_of(record)) is not None]
+    every = [one for one in numbers_of_pairs(case) if one.has_ref]
     if not every:
         rows = [one for record in case.records() if (one := _rows_of(record)) is not None]
         skip_if(not rows, "needs log-probabilities of chosen and rejected answers, of policy and reference")
@@ -376,9 +549,11 @@ def _rewards_swapped(every: list[Pairs], algorithm: Algorithm) -> Finding | None
 
     swapped = all(
         alike(one.rewards["chosen"], made(one, "rejected")) and alike(one.rewards["rejected"], made(one, "chosen"))
-        and not alike(one.rewards["chosen"], made(one, "chosen")) for one in told
-    )  # fmt: skip
-    if not swapped:
+        for one in told
+    )
+    # Before the first update both are 0, and tell nothing.
+    told = [one for one in told if not alike(one.rewards["chosen"], made(one, "chosen"))]
+    if not swapped or len(told) < LOSSES:
         return None
     one = told[0]
     return error(
@@ -485,7 +660,7 @@ def _other_loss(every: list[Pairs], algorithm: Algorithm) -> Finding | None:
     return finding(
         "error",
         f"the loss of pairs is made {way.what}",
-        Where.of(one.record, "loss"),
+        Where.of(next((each for each in (one.record, *one.looks) if each.get("loss") is not None), one.record), "loss"),
         *evidence,
         cause=way.cause,
         steps=steps_of_pairs(told),

@@ -307,7 +307,7 @@ def one_response(batch: StepBatch) -> Finding | None:
     that is sure of its answer writes it again and again.
     """
     # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
-    if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
+    if batch.is_passed_over:
         batch = batch.once
     response_N = given(batch.response_N)
     said = batch.columns.of("rollout_logprobs") or given(batch.trainer)
@@ -420,8 +420,7 @@ def _copies(case: Case) -> Finding | None:
         if not all(each.has(name) for name in ("group", "tokens", "response")):
             continue
         # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
-        passes = any(key is not None and key.epoch for key in each.laid.keys_of("input_ids"))
-        batch = each.once if passes else each
+        batch = each.once if each.is_passed_over else each
         said, texts = batch.columns.of("rollout_logprobs") or batch.trainer, answers_of(batch)
         if said is None or texts is None:
             continue
@@ -507,7 +506,7 @@ def stands_twice(batch: StepBatch) -> Finding | None:
     groups of one size without them. And where a quarter and more of the rows have a twin in their own group, more than
     their probabilities explain, whose groups are not of one response (D64).
     """
-    if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
+    if batch.is_passed_over:
         batch = batch.once
     group_B, said = given(batch.group_B), given(batch.columns.of("rollout_logprobs"))
     if (filled := _filled_up(batch, group_B, said)) is not None:
