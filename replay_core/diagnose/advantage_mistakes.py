@@ -78,6 +78,10 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         if absolute := [one for one in _from_values(batch, unlike) if one.key == "absolute"]:
             yield from absolute
             return
+        # What makes every advantage of the batch exactly needs no ids of groups beside it.
+        if exact := [*_from_groupings(batch, unlike, mixed=True), *_from_order(batch, unlike)]:
+            yield from exact
+            return
         raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
     if batch.trained_N is not None and not batch.trained_N.any():
         raise Skip("no token counts (D07): advantages are masked out with it")
@@ -730,15 +734,26 @@ def _sided(known: list[tuple[str, Array]], heard_B: Array, close: Array) -> Gues
     return None
 
 
-def _from_groupings(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
-    reward_B = given(batch.reward_B)
+def _from_groupings(batch: StepBatch, unlike: Unlike, *, mixed: bool = False) -> Iterator[Guess]:
+    """Other groups that make the advantages; `mixed`: only those that hold several prompts. A prompt that is drawn
+    twice is two groups, which equal prompts alone do not tell apart.
+    """
+    reward_B, prompt_B = given(batch.reward_B), batch.prompt_B
     for how, other_B in groupings_of(batch):
+        if mixed and (prompt_B is None or _holds(prompt_B, other_B)):
+            continue
         found = matching(unlike.heard_B, zeroed(known_variants(batch, reward_B, other_B), unlike.kept_B), unlike.close)
         if found is not None:
             yield Guess(
                 "error", f"groups: {how}", f"advantages are computed in the wrong groups: {found}, with {how}",
                 "samples are grouped by their place in a batch that was reordered, not by their prompt",
             )  # fmt: skip
+
+
+def _holds(whole_B: Array, part_B: Array) -> bool:
+    """Whether every part lies in one whole."""
+    pairs = np.unique(np.stack([part_B, whole_B]), axis=1)
+    return bool(pairs.shape[1] == np.unique(part_B).size)
 
 
 def _from_strides(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 MOVED = 0.02
 
 #: What says which prompt a sample answers, the surest first.
-GROUP_NAMES = ("group_id", "group_ids", "uid", "prompt_idx", "group_index", "prompt_id", "task_id")
+GROUP_NAMES = ("group_id", "group_ids", "uid", "prompt_idx", "group_index", "prompt_id", "task_id", "group")
 
 
 def worked_out_once(make: Callable[[StepBatch], T]) -> Callable[[StepBatch], T]:

@@ -422,13 +422,18 @@ def twins_of(between: Gap) -> Twins:
     )  # fmt: skip
 
 
+#: A log-probability that the one token of a nucleus does not have, and the share of zeros that tells.
+NO_NUCLEUS, SOME = -1.2, 0.05
+
+
 def unsampled(rollout: Column, trainer: Column, both_N: Array) -> Array:
     """Tokens that count and that no engine sampled [N]: its log-probability is exactly 0, which is a probability of 1,
-    and the trainer finds them improbable. None where all are 0: a greedy engine, or none that says.
+    and the trainer finds them improbable, or a twentieth of them. (Where a nucleus holds one token alone, that has the
+    greater part of the trainer's probability, too.) None where all are 0: a greedy engine, or none that says.
     """
     zero_N = both_N & (rollout.values_N == 0)
-    count = int(zero_N.sum())
-    improbable = count >= 2 and float(trainer.values_N[zero_N].mean()) < -1
+    count, said = int(zero_N.sum()), trainer.values_N[zero_N]
+    improbable = count >= 2 and (float(said.mean()) < -1 or float((said < NO_NUCLEUS).mean()) >= SOME)
     return zero_N if improbable and count < 0.9 * both_N.sum() else np.zeros_like(both_N)
 
 

@@ -178,14 +178,15 @@ def _pack(rows: Batch) -> tuple[int, int] | None:
 
 
 def _content(rows: Batch) -> Any:
-    """The fields and samples of a file that names neither step nor stage: what a copy of it holds too. None of others.
+    """The fields and samples of a file that names no stage: what a copy of it holds too. None of others.
 
-    Where a stage is known, the same samples come again on purpose: in every epoch, and on tensor-parallel ranks.
+    Where a stage is known, the same samples come again on purpose: in every epoch, and on tensor-parallel ranks. Files
+    that name two ranks are no copies, either: whether the ranks are to hold the same is D65's.
     """
     record = rows.held.record
     if record.key.stage != "tensors" or rows.digests is None or not rows.has_tokens:
         return None
-    return record.key.role, frozenset((ref.name, ref.shape) for ref in record.tensors()), tuple(rows.digests)
+    return record.key.role, record.key.rank, frozenset((ref.name, ref.shape) for ref in record.tensors()), tuple(rows.digests)
 
 
 def _sample_ids(record: Record) -> set[Any] | None:

@@ -269,11 +269,9 @@ class Batch:
         prompts, responses = self.held.find("prompt_ids"), self.held.find("response_ids")
         if prompts is None or responses is None:
             return None
-        if prompts.rows is not None and responses.rows is not None:
-            if len(prompts.rows) != len(responses.rows):
-                return None
-            self.count = len(prompts.rows)
-            return TokenLayout.end_to_end(np.add(prompts.rows, responses.rows, dtype=np.int64))
+        if (joined := self._joined) is not None:
+            self.count = joined[0].size
+            return TokenLayout.end_to_end(np.add(*joined))
         if prompts.rows is not None or responses.rows is not None:
             return None
         if len(prompts.shape) != 2 or len(responses.shape) != 2 or prompts.shape[0] != responses.shape[0]:
@@ -316,13 +314,30 @@ class Batch:
         """S of rows [B, S] that are a sample each; None of packs and of rows end to end."""
         layout = self.layout
         is_grid = layout is not None and self.packs is None and layout.shape[0] == self.count
-        return layout.shape[1] if layout is not None and is_grid and self.rows is None and not self._is_joined else None
+        return layout.shape[1] if layout is not None and is_grid and self.rows is None and self._joined is None else None
 
-    @property
-    def _is_joined(self) -> bool:
-        """Whether one ragged sample has the shape of a grid of one row."""
-        prompts = self.held.find("prompt_ids")
-        return self.held.ids is None and prompts is not None and prompts.rows is not None
+    @cached_property
+    def _joined(self) -> tuple[Ints, Ints] | None:
+        """How long each prompt and each response is, where they lie apart and one or both are ragged rows, which a
+        sample's are joined to (one ragged sample has the shape of a grid of one row); None of all else.
+
+        Rows that happen to be of one length are a matrix: beside ragged ones every column of it is a token.
+        """
+        if self.held.ids is not None:
+            return None
+        prompts, responses = self.held.find("prompt_ids"), self.held.find("response_ids")
+        if prompts is None or responses is None or (prompts.rows is None and responses.rows is None):
+            return None
+        mask = self.held.numbers("prompt_mask") if prompts.rows is None else None
+        if mask is not None and not mask.all():
+            return None
+        lengths: list[Ints] = []
+        for ref in (prompts, responses):
+            if ref.rows is None and len(ref.shape) != 2:
+                return None
+            rows = ref.rows if ref.rows is not None else (ref.shape[1],) * ref.shape[0]
+            lengths.append(np.asarray(rows, np.int64))
+        return (lengths[0], lengths[1]) if lengths[0].size == lengths[1].size else None
 
     # ---- tokens
 
@@ -360,9 +375,9 @@ class Batch:
             read = [pages.array(ref) for ref in parts if ref is not None]
             if len(read) < 2 or self.held.find("attention_mask", "cu_seqlens") is not None:
                 return None
-            if read[0].ndim == 2:
-                return np.concatenate(read, axis=1).reshape(-1)
-            return _alternating(read, [np.asarray(ref.rows) for ref in parts if ref is not None])
+            if self._joined is not None:
+                return _alternating(read, self._joined)
+            return np.concatenate(read, axis=1).reshape(-1) if all(part.ndim == 2 for part in read) else None
         flat = pages.array(ids).reshape(-1)
         if not np.issubdtype(flat.dtype, np.integer):
             whole = flat == np.rint(flat)
@@ -439,8 +454,8 @@ class Batch:
         prompts, responses = self.held.find("prompt_ids"), self.held.find("response_ids")
         layout, ids = self.layout, self._ids_of_slots
         if prompts is not None and responses is not None and layout is not None and ids is not None:
-            if self.held.ids is None and prompts.rows is not None:
-                return np.asarray(prompts.rows, np.int64)
+            if self._joined is not None:
+                return self._joined[0]
             if self.width is not None and len(prompts.shape) == 2 and len(responses.shape) == 2:
                 begin, grid_BS = prompts.shape[1], ids.reshape(layout.shape)
                 # Some frameworks shift a sample left after joining: then the columns no longer tell.

@@ -159,7 +159,8 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     the rewards are equal and the advantages of a group are not.
     Where ids of trajectories (or their last rows) are recorded, each of them may count once, whatever rows it has: a
     warning where the baseline of rows that share their trajectory's reward counts rows, and that moves it by a
-    hundredth of the rewards' range and more in two groups (GiGPO's across steps is meant).
+    hundredth of the rewards' range and more in two groups (GiGPO's across steps is meant); and where the last rows
+    alone have rewards, and 3 earlier turns and more of those that earned more than their group have negative ones.
     Skipped where advantages change from token to token (GAE), and where all groups are of one (D05). Where every
     sample stands equally often, a batch was trained on for several epochs: each counts once.
     """
@@ -283,7 +284,8 @@ def _weighed_by_turns(batch: StepBatch, kept_B: Array, reward_B: Array, name: st
         return None
     of, reward_T = next(earned_T(reward_B, each_B))
     if of:
-        return None  # each turn has its own reward: rows are what is measured
+        # Each turn has its own reward: rows are what is measured, unless the last ones alone have any.
+        return _paid_at_the_end(batch, each_B, reward_B, name)
     group_T = np.zeros(len(reward_T), dtype=np.int64)
     group_T[each_B] = group_B
     mean_G, once_G = (
@@ -308,6 +310,40 @@ def _weighed_by_turns(batch: StepBatch, kept_B: Array, reward_B: Array, name: st
         "to themselves",
         next_step="take mean and std over one row of each trajectory, and give all of its rows that advantage (verl-"
         "agent: compute_mean_std_cross_steps false); or state that steps are meant",
+    )
+
+
+#: Turns before the last, of trajectories that earned more than their group, before they tell.
+EARLIER = 3
+
+
+def _paid_at_the_end(batch: StepBatch, each_B: Array, reward_B: Array, name: str) -> Finding | None:
+    """Rewards of the last turns alone, where the turns before them are measured as answers that earned nothing."""
+    group_B, advantage_B = given(batch.group_B), given(batch.advantage_B)
+    last_T = np.zeros(int(each_B.max()) + 1, dtype=np.int64)
+    last_T[each_B] = np.arange(len(each_B))  # of equal places the last is kept
+    earlier_B = np.ones(len(each_B), dtype=bool)
+    earlier_B[last_T] = False
+    if not earlier_B.any() or reward_B[earlier_B].any() or not (reward_B[last_T] > 0).any():
+        return None
+    groups = np.bincount(group_B[last_T])
+    mean_T = (np.bincount(group_B[last_T], weights=reward_B[last_T]) / np.maximum(groups, 1))[group_B[last_T]]
+    of_winners_B = earlier_B & (reward_B[last_T] > mean_T + 1e-6)[each_B]
+    down_B = of_winners_B & (advantage_B < 0)
+    if down_B.sum() < EARLIER or not advantage_B[last_T][reward_B[last_T] > mean_T + 1e-6].min() > 0:
+        return None
+    return warning(
+        f"turns before the last one count as answers that earned nothing: {int(down_B.sum())} turns of trajectories "
+        "that earned more than their group have a negative advantage, and their last turns a positive one",
+        batch.laid.where("advantages", sample=down_B),
+        shown("advantages are", f"{name}, over rows"),
+        shown("turns before the last whose reward is not 0", share(0, int(earlier_B.sum()))),
+        shown("rows, and trajectories", f"{len(each_B)}, {len(last_T)}"),
+        cause="a row is made of every turn, the reward stands on the last, and the group's mean and std are taken over "
+        "all rows: each earlier turn is a sample with reward 0. What leads to a right answer is pushed down, and the "
+        "more turns there are the lower the baseline is",
+        next_step="measure the last rows (or each trajectory's sum) alone within their group, and give all turns of a "
+        "trajectory its advantage; or give each turn its return to go",
     )
 
 

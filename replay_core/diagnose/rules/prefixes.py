@@ -22,6 +22,7 @@ from replay_core.diagnose.passes import keys_of
 from replay_core.diagnose.places import places_of, prompt_places_of
 from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.right_answers import lost_grades
+from replay_core.diagnose.trajectories import trajectory_B
 
 #: Tokens of a response that are followed, and places that are remembered.
 FOLLOWED, MOST = 24, 200_000
@@ -311,7 +312,8 @@ def _sentinel(spared: list[tuple[float, bool, int]], paid: set[float]) -> float 
 def same_answers(case: Case) -> Finding | None:
     """Responses of one prompt whose tokens (or texts) are all equal, in the same step (12 pairs and more over the run):
     the variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
-    rewards do not follow what was answered. A judge that is a model wavers by less. Steps before the first such pair
+    rewards do not follow what was answered. A judge that is a model wavers by less. Where a trajectory has a row for
+    each turn, its rows are left out: what comes after them is paid, too. Steps before the first such pair
     that differs are left out: the mistake may begin later. Worth knowing alone where, in most such steps, the rewards
     cannot be those of the step's samples in another order: a value that stands three times belongs to three samples
     whose answers no others gave, or to an answer given three times. Where the one
@@ -335,6 +337,8 @@ def same_answers(case: Case) -> Finding | None:
         rewards_B, answers = batch.reward_B, _answers(batch)
         if rewards_B is None or answers is None or not np.isfinite(rewards_B).all():
             continue
+        if batch.spine.has_tokens and trajectory_B(batch) is not None:
+            continue  # a row is one turn, and its reward what the turns after it earned, too
         same: dict[object, list[int]] = {}
         for sample, answer in enumerate(answers):
             same.setdefault(answer, []).append(sample)

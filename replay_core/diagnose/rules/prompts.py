@@ -27,6 +27,7 @@ from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.trajectories import beginnings_N
 from replay_core.records import RecordKey
 from replay_core.regexes import regex
 
@@ -59,6 +60,7 @@ def mixed_groups(batch: StepBatch) -> Finding | None:
         raise Skip("a sample has no prompt")
     if not batch.flat.count(given(batch.response_N)).all():
         raise Skip("a sample has no response that is known: its prompt has no end")
+    prompt_B = _begun_B(batch, group_B, prompt_B)
     pairs = np.unique(np.stack([group_B, prompt_B]), axis=1)
     prompts_G, groups_P = np.bincount(pairs[0]), np.bincount(pairs[1])
     mixed = int((prompts_G > 1).sum())
@@ -76,6 +78,24 @@ def mixed_groups(batch: StepBatch) -> Finding | None:
         shown("prompts whose samples lie in several groups", int((groups_P > 1).sum()), "0"),
         cause="the group id is made by place, or before the batch was shuffled, or repeats over workers",
     )
+
+
+def _begun_B(batch: StepBatch, group_B: Array, prompt_B: Array) -> Array:
+    """The prompt [B] that each sample's begins with and another of its group is: a later turn of a conversation asks
+    what its first turn did.
+    """
+    keys_N, heads_B = beginnings_N(batch), batch.flat.first(given(batch.response_N))
+    begun_B, starts_B = prompt_B.copy(), batch.flat.starts_B
+    roots: dict[int, dict[int, dict[int, int]]] = {}
+    for row in np.argsort(heads_B, kind="stable"):
+        start, head = int(starts_B[row]), int(heads_B[row])
+        known = roots.setdefault(int(group_B[row]), {})
+        found = (at.get(int(keys_N[start + size - 1])) for size, at in known.items())
+        root = next((prompt for prompt in found if prompt is not None), None)
+        if root is None:
+            known.setdefault(head, {})[int(keys_N[start + head - 1])] = root = int(prompt_B[row])
+        begun_B[row] = root
+    return np.unique(begun_B, return_inverse=True)[1].reshape(-1)
 
 
 def _blocks_of_rows(batch: StepBatch) -> Finding | None:

@@ -233,6 +233,19 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
             "shorter than the response, padded with a placeholder; the last chunk of a stream that was not recorded); "
             "or tool output, or an end that was appended, is left in the loss mask: the engine was given these tokens",
         )
+    # Places from the beginning of what counts: runs of several lengths are no header that all answers begin with.
+    rank_N = np.cumsum(counted_N) - np.repeat((np.cumsum(counted_N) - counted_N)[batch.flat.starts_B],
+                                              batch.flat.lengths_B)  # fmt: skip
+    heads = [np.sort(rank_N[at_N[batch.flat.sample_N[at_N] == sample]]) for sample in holders]
+    begins_each = all(np.array_equal(one, np.arange(1, len(one) + 1)) for one in heads)
+    if begins_each and len(holders) < len(batch) and len({len(one) for one in heads}) > 1:
+        return (
+            f": rollout log-probabilities are exactly 0 on the first tokens of {_share(holders, batch)} responses, of "
+            "some more and of some less",
+            "what the engine said of the first part of these responses is lost: a rollout that was interrupted (an "
+            "update of the weights, a limit of tokens) and continued keeps its tokens and loses their "
+            "log-probabilities, or text that was given (a prefix to continue, an earlier turn) is in the loss mask",
+        )
     first_B = batch.flat.first(counted_N)
     heads_N = alien_N & (batch.flat.position_N == np.repeat(first_B, batch.flat.lengths_B))
     runs = np.flatnonzero(alien_N & ~np.roll(alien_N, 1))
