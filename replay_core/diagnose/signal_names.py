@@ -644,7 +644,7 @@ _AVERAGED = regex(r"/(?:avg|mean)$")
 _ACTORS = regex(r"^(?:grpo|dapo|gspo|rloo)_actor/")
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_.-]|$)")
 #: `Val loss`, as a console has it.
-_OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
+_OF_EVALUATION = regex(r"^(?i:val|valid|validation|eval|evaluation|test|held[-_ ]?out|dev)\s+(?=\S)")
 #: What else an evaluation's room is called, in any case.
 _EVALUATES = regex(
     r"^(?i:(?:evaluations?|evals|held[_-]?out|eval)(?=[/_.-])|dev(?=[/_-](?:acc|score|reward|pass))|(?:env|envs)/test(?=/))"

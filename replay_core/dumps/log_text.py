@@ -562,7 +562,9 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
 
 #: What an environment answers in one turn of an agent: its reward is the turn's, and no step's.
 _OF_A_TURN = regex(r"(?i)\b(?:done|terminated|truncated)['\"]?\s?[=:]\s?(?:true|false)\b")
-_AVERAGE = regex(r"^\W{0,4}average reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*$")
+_AVERAGE = regex(
+    r"^\W{0,4}[Aa]verage reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*(?:\| EMA reward score: .{0,40})?$"
+)
 _OF_PAIRS = regex(
     r"^chosen_last_scores \(higher is better\) : .{0,120}\bacc \(higher is better\) : (\d(?:\.\d{0,24})?)"
 )
