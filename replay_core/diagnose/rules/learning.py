@@ -1057,7 +1057,8 @@ def reward_falls(log: RunLog) -> Finding | None:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
     more, and the fall is none that chance explains: a warning, and worth knowing where three quarters of the first
     third's are left, as where prompts get harder. Or it breaks off: every one of its last 3 and more
-    values lies below all before, by half of all it spans. Or it falls within one step by .3 of what it was, and stays
+    values lies below all before, by half of all it spans. Or it is lost early: all of the first 5 (or twentieth) lie
+    above every one behind the first third. Or it falls within one step by .3 of what it was, and stays
     down, while the validation keeps .9 of what it had: a warning of the training's data. Or, of 40 values and more, it
     falls steadily from its best to the end, a quarter and four robust sigmas below where it began. Rewards waver by
     prompt; RL is meant to raise them.
@@ -1196,7 +1197,12 @@ def reward_falls(log: RunLog) -> Finding | None:
                 "and its time-outs at that time; the order of prompts and labels there",
                 steps=[p.step for p in series.points if p.step is not None and p.step >= (leap.at.step or 0)],
             )
-    if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
+    early = values[: max(_EARLY, len(values) // 20)]
+    # What is lost within the first third is not in its median any more.
+    is_lost_early = min(early) > max(values[len(values) // 3 :])
+    before = max(before, median(early)) if is_lost_early else before
+    falls = is_lost_early or trends.drift(values) < -trends.DRIFT_Z
+    if now < before - 0.3 * (max(values) - min(values)) and falls:
         random = _gets_random(log)
         moves = _moves_away(log, before - now)
         beside = None if harder is not None else falls_with(log, before, now)
@@ -1254,8 +1260,16 @@ def reward_falls(log: RunLog) -> Finding | None:
     return None
 
 
+#: First steps that are above all that comes behind the first third, where a reward is lost early.
+_EARLY = 5
+
+
 def _falls_from_the_start(values: list[float]) -> bool:
-    """Whether its best level is that of its first steps (a tenth, 3 and more), and both halves fall by no chance."""
+    """Whether its best level is that of its first steps (a tenth, 3 and more), and both halves fall by no chance; or
+    it is lost early, and every value behind the first third lies below all of the first 5.
+    """
+    if min(values[:_EARLY]) > max(values[len(values) // 3 :]):
+        return True
     few, half = max(3, len(values) // 10), len(values) // 2
     best = max(median(values[at : at + few]) for at in range(few, len(values) - few + 1, few))
     falls = trends.drift(values[:half]) < -trends.DRIFT_Z and trends.drift(values) < -SURELY
