@@ -501,7 +501,7 @@ def _by_heart(log: RunLog) -> Finding | None:
         at = series.points[least].step
         before = [p.value for p in train.points if p.step is not None and at is not None and p.step <= at]
         then, now = trends.level(before, 5) if before else 0.0, trends.level(train.finite, 5)
-        if now <= 0 or now > (LEARNT_FEW if few else LEARNT) * then:
+        if now < 0 or now > (LEARNT_FEW if few else LEARNT) * then:  # 0 is what rounding leaves of it
             continue
         # Lines without a number are counted: that count is no step.
         where = f"line {(at or 0) + 1} of metrics" if log.is_counted else f"step {at}"

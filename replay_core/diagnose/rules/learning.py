@@ -64,7 +64,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
     One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer than
     the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, one of 12 that began
     at 0 and in which entropy, length and reward rest to a fiftieth, and one that lasts as long as the run states to be.
-    Of 16 steps from 0 on, or of 40, a rise is worth knowing: how long the run will be the log need not tell. A rate
+    Of 16 steps from 0 on, or of 40, a rise is worth knowing: how long the run will be the log need not tell; a warning
+    after 60 in which the reward does not rise and the KL to the reference has not come to .005. A rate
     that never comes to 5e-9, which changes no weight, is a warning; and so is one that never comes to 1e-7 over 16
     lines and more in which no reward is logged and the loss falls by less than a tenth. A 0 that was printed with two
     decimals and more (`lr:0.000`) is a rate that was rounded, and no 0.
@@ -149,6 +150,20 @@ def rate(log: RunLog) -> Iterator[Finding]:
             "was given as a number of steps",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
+    elif from_nothing and (idle := _nothing_moves(log, len(values))) is not None:
+        reward, moved = idle
+        yield warning(
+            f"the learning rate still climbs from 0 after {len(values)} steps, and nothing is learnt yet: {reward.name} "
+            f"stays at {trends.level(reward.finite, len(reward.finite) // 3):.3g}, {moved.name} at "
+            f"{trends.level(moved.finite):.2g}",
+            series.ended,
+            series.shown(values[-1], "its full value, which the log does not tell"),
+            shown("rise per step", median(rises)),
+            moved.shown(trends.level(moved.finite), f"> {IDLE_KL:g}"),
+            cause="the warm-up is longer than the run has come: its steps are counted in samples or micro-batches, or "
+            "a ratio was given as a number of steps",
+            next_step="compare warmup_steps with the number of optimizer steps",
+        )
     elif from_nothing or (rising and len(values) >= LONG):
         yield info(
             f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} "
@@ -160,6 +175,21 @@ def rate(log: RunLog) -> Iterator[Finding]:
             "micro-batches, and the rate never gets there",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
+
+
+#: Steps of a warm-up in which a policy should have moved, and a KL to the reference of one that has not.
+IDLE, IDLE_KL = 60, 5e-3
+
+
+def _nothing_moves(log: RunLog, steps: int) -> tuple[Series, Series] | None:
+    """The reward and the KL to the reference, where the one does not rise and the other comes to nothing in many steps
+    of a warm-up.
+    """
+    reward, far = log.get("reward"), log.get("kl")
+    if steps < IDLE or reward is None or far is None or min(len(reward.finite), len(far.finite)) < IDLE // 2:
+        return None
+    stays = not trends.rises(reward.finite) and abs(trends.level(far.finite)) < IDLE_KL
+    return (reward, far) if stays else None
 
 
 #: Steps at 0 at the end of a run, and the share of it, before they are no last step of a schedule.
