@@ -38,6 +38,14 @@ def fitted_bonus(log: RunLog) -> float | None:
     return -factor if is_term and -factor > STRONG else fitted
 
 
+def is_outweighed(log: RunLog) -> bool:
+    """Whether the loss is the bonus, and the entropy grows by it while the reward does not rise."""
+    entropy, reward = log.get("entropy"), log.get("reward")
+    if entropy is None or not trends.rises(entropy.finite) or (reward is not None and trends.rises(reward.finite)):
+        return False
+    return fitted_bonus(log) is not None
+
+
 def _fitted(by_step: dict[int | None, float], entropy: Series) -> float | None:
     """The slope of a line through losses and entropies; None where they lie on none, or it is a small one."""
     pairs = [(one.value, by_step[one.step]) for one in entropy.points if one.step in by_step]

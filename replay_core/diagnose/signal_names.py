@@ -644,7 +644,7 @@ _AVERAGED = regex(r"/(?:avg|mean)$")
 _ACTORS = regex(r"^(?:grpo|dapo|gspo|rloo)_actor/")
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_.-]|$)")
 #: `Val loss`, as a console has it.
-_OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
+_OF_EVALUATION = regex(r"^(?i:val|valid|validation|eval|evaluation|test|held[-_ ]?out|dev)\s+(?=\S)")
 #: What else an evaluation's room is called, in any case.
 _EVALUATES = regex(
     r"^(?i:(?:evaluations?|evals|held[_-]?out|eval)(?=[/_.-])|dev(?=[/_-](?:acc|score|reward|pass))|(?:env|envs)/test(?=/))"
@@ -671,6 +671,16 @@ BESIDE_A_SET = ("-truncated_ratio", "/response_len/mean", "/response_len/median"
 
 _HELD_LOSS = regex(r"^(?:eval|val|test|validation)[/_-](?:lm_|nll_)?loss$")
 
+#: How long its answers are in the mean, and what share of them is cut.
+_HELD_LENGTH = regex(
+    r"(?i)^(?:eval|val|test|validation)[/_-](?:.*[/_])?(?:(?:mean|avg|average)[_ ])?(?:(?:response|completion|generation"
+    r"|output|answer|gen|sequence)s?[_/ ]?)?(?:mean_)?(?:len|length|lengths|num_tokens)(?:[/_](?:mean|avg))?$"
+)
+_HELD_CUT = regex(
+    r"(?i)^(?:eval|val|test|validation)[/_-](?:.*[/_-])?(?:truncat(?:ed|ion)(?:[_/](?:ratio|rate|frac|fraction|mean))?"
+    r"|completions/clipped_ratio|response_length/clip_ratio|frac_truncated)$"
+)
+
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
     "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
@@ -693,7 +703,7 @@ MACHINE = frozenset(
     }
 )  # fmt: skip
 SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(
-    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "kv_usage", "padding_share",
+    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "held_out_length", "held_out_truncated", "kv_usage", "padding_share",
      "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std", *sorted(COUNTS))
 ))  # fmt: skip
 
@@ -790,6 +800,10 @@ def named(raw: str, trl: bool = False) -> Name | None:
     if _ASIDE.match(raw):
         if _HELD_OUT.match(raw):
             return None if _LESS_IS_BETTER.search(raw) else Name("held_out")
+        if _HELD_LENGTH.match(raw):
+            return Name("held_out_length")
+        if _HELD_CUT.match(raw):
+            return Name("held_out_truncated")
         return Name("held_out_loss") if _HELD_LOSS.match(raw) else None
     for pattern, signal, framework in _FAMILIES:
         if pattern.match(raw):

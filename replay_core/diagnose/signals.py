@@ -26,6 +26,7 @@ from replay_core.dumps.metric_tables import OF_A_RUN
 from replay_core.dumps.metric_tables import SUFFIXES as TABLES
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
+from replay_core.regexes import regex
 from replay_core.records import Inline, Record, Run, Selection, TensorRef
 
 #: Records that hold scalars of a step. The others hold tensors, and are the batch rules' to read.
@@ -48,6 +49,8 @@ _SHOWN_PATHS = 4
 _OTHERS, _FEW = 12, 4
 #: What wandb's export has beside a figure: the least and largest of the points that one of its rows stands for.
 _EXTREMES = ("__MIN", "__MAX")
+#: What runs call the pass over their data, or how much of it is behind them.
+_EPOCH = regex(r"^(?:metrics\.)?(?:train(?:ing|er)?/)?epoch$")
 #: Points of what is only known by a word.
 _TOLD = 4
 #: The notes of runs whose steps were counted, not read.
@@ -195,6 +198,8 @@ class RunLog(Struct):
     """What of it was rounded away for printing, in words; nothing in most."""
     run: str = ""
     """Which of several runs of one table it is."""
+    epochs: dict[int | None, float] = field(default_factory=dict)
+    """By step, how many passes over the data the run says that it has begun or made."""
     samples: Callable[[], Iterator[Any]] = lambda: iter(())
     """The samples (`StepBatch`) that the run recorded beside what it logged; none of a log alone."""
     _points: dict[tuple[str, str], dict[tuple[Any, Any, Any], Point]] = field(default_factory=dict)
@@ -289,6 +294,8 @@ class RunLog(Struct):
         """A value of the run. Figures of nothing known are kept apart."""
         if ref_name.endswith(_EXTREMES):
             return
+        if _EPOCH.match(ref_name):
+            self.epochs[point.step] = point.value
         name = signal_names.named(ref_name.rpartition(OF_A_RUN)[2] if self.run else ref_name, trl)
         if name is None:
             other = ref_name.removeprefix("metrics.")

@@ -19,7 +19,7 @@ from replay_core.regexes import regex
 
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 _STEP = regex(
-    r"(?<![A-Za-z0-9])(step|iter(?:ation)?|update|^it)[\s_]?\s{0,8}[:=#]?\s{0,8}(\d{1,12})(?![\d.]*\.\d|\w)(?:\s?/\s?\d{1,12})?",
+    r"(?<![A-Za-z0-9])(step|iter(?:ation)?|update|(?:^|(?<=[|\]]\s)|(?<=\beval\s)|(?<=\btrain\s)|(?<=\bval\s))it)[\s_]?\s{0,8}[:=#]?\s{0,8}(\d{1,12})(?![\d.]*\.\d|\w)(?:\s?/\s?\d{1,12})?",
     re.IGNORECASE,
 )
 #: Only where a log numbers nothing else: many print a summary of the epoch between their steps.
@@ -31,8 +31,15 @@ _ALONE = regex(
     rf"^\s{{0,40}}([A-Za-z][\w./@%-]{{0,60}}(?:\s[A-Za-z][\w./@%-]{{0,30}}){{0,3}}?)(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}\s?%|{_NUMBER})\s?(?:s|ms)?\s{{0,40}}$",
     re.IGNORECASE,
 )
+#: What a figure of held-out samples has before its name, and what a line of them before its step: `val loss 0.7`,
+#: `[eval] step 20 | acc 0.6`.
+_HELD_OUT = r"val|valid|validation|eval|evaluation|test|dev|held[-_ ]?out"
+_OF_HELD_OUT = regex(rf"(?i)^\s{{0,4}}(?:{_HELD_OUT})[/_ .-]")
+_OF_AN_EVALUATION = regex(rf"(?i)(?:^|[\s\[(|])(?:{_HELD_OUT})(?: (?:at|after|of))?[\]):|]?[\s|\[(-]{{1,4}}$")
+#: How far a number may be off, behind it: `0.41±0.03`.
+_OFF = regex(rf"({_NUMBER})\s?(?:±|\+/-|\+-)\s?{_NUMBER}", re.IGNORECASE)
 _PAIR = regex(
-    rf"(?<![\w.])([A-Za-z][\w./@-]{{0,60}})(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}%|{_NUMBER})(?:s|ms)?(?=[\s,]|$)",
+    rf"(?<![\w.])((?:(?:{_HELD_OUT})\s(?=[A-Za-z]))?[A-Za-z][\w./@-]{{0,60}})(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}%|{_NUMBER})(?:s|ms)?(?=[\s,]|$)",
     re.IGNORECASE,
 )
 _WATCHED = regex(
@@ -89,6 +96,8 @@ def _numbered(line: str, number: re.Pattern[str]) -> tuple[int | None, dict[str,
     for part in (line[found.end() :], line[: found.start()]):
         values = dict(pairs_in(part.replace(" with loss ", " loss ")))
         if any(map(is_watched, values)):
+            if _OF_AN_EVALUATION.search(line[: found.start()]):
+                values = {name if _OF_HELD_OUT.match(name) else f"eval/{name}": it for name, it in values.items()}
             return int(found[2]), values
     return None, {}
 
@@ -135,6 +144,8 @@ def pairs_in(text: str) -> Iterator[tuple[str, float]]:
         for name, part, of, said in _COUNTED.findall(text):
             if int(of) and abs(100 * int(part) / int(of) - float(said)) <= _ROUNDED:
                 yield name, int(part) / int(of)
+    if "±" in text or "+/-" in text or "+-" in text:
+        text = _OFF.sub(r"\1", text)
     for piece in _BETWEEN.split(text):
         whole = _ALONE.match(piece)
         for name, said in [whole.groups()] if whole else _PAIR.findall(piece):

@@ -51,6 +51,45 @@ class Split(Struct, frozen=True):
     note: str
 
 
+class Updates:
+    """Rollouts and the updates of each, where one log counts both: slime's `rollout 3: {...}` and, `k` times as often,
+    `step 7: {... 'train/step': 7}`.
+
+    updates = Updates()
+    for line in lines: updates.take(line.number, line.text, step)
+    updates.numbered()      # of a line and the number it says, the number of the update that it goes with
+    """
+
+    def __init__(self) -> None:
+        self._rollouts: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
+        self._last: int | None = None
+
+    def take(self, line: int, text: str, step: int) -> None:
+        """A line of metrics that says its number."""
+        if (said := _COUNTS.search(text)) is None:
+            return
+        if said[1] != "step":
+            self._rollouts[line] = step
+            self._last = step if said[1] == "rollout" else self._last
+        elif self._last is not None:
+            known = self._counts.get(self._last)
+            self._counts[self._last] = step if known is None else known
+
+    def numbered(self) -> Callable[[int, int], int] | None:
+        """None where each rollout has one update, and where their numbers do not go together."""
+        firsts = [(at, first) for at, first in self._counts.items() if at]
+        per = {first // at for at, first in firsts}
+        if len(firsts) < 2 or len(per) > 1 or any(first % at for at, first in firsts) or min(per) < 2:
+            return None
+        (by,) = per
+        return lambda line, step: step * by if line in self._rollouts else step
+
+
+#: What slime prints before a mapping: of a rollout, and of an update.
+_COUNTS = regex(r"\b(rollout|perf|eval|passrate|multi_turn|step) \d{1,12}: \{")
+
+
 def epoch_in(text: str) -> float | None:
     """The epoch that a line numbers; None where it numbers none."""
     found = _EPOCH.search(text)

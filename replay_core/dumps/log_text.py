@@ -16,6 +16,7 @@ from math import isfinite
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.budget import reading, spend_values
 from replay_core.dumps import step_log
@@ -36,6 +37,7 @@ from replay_core.dumps.log_stages import (
     Runs,
     Split,
     ToldRow,
+    Updates,
     begins_anew,
     epoch_begun,
     epoch_in,
@@ -279,6 +281,7 @@ def _log(path: Path) -> _Log:
     progress = StepsSaid()
     rows: list[ToldRow] = []
     told_rows: list[_Metrics] = []
+    updates = Updates()
     #: Lines that number an epoch, and no metric.
     marks: list[tuple[int, float]] = []
     samples = PrintedSamples(lambda: joined(lines_of(path)))
@@ -334,6 +337,7 @@ def _log(path: Path) -> _Log:
                     barred = None if bar is None or barred.setdefault(step, bar) != bar else barred
             else:
                 barred = None
+                updates.take(line.number, line.text, step)
                 if line.stream in unnumbered and "step:" in line.text and NUMBERED.search(line.text):
                     # What SkyRL logs of an update without a number is of the step whose mapping follows.
                     unnumbered.discard(line.stream)
@@ -417,6 +421,12 @@ def _log(path: Path) -> _Log:
             log.add(at, values, None, number, over=False)
         log.counted = False
         last = placed[-1][0]
+    if (to_update := updates.numbered()) is not None and not (said or log.iterations or log.counted):
+        # What is said of a rollout is of its first update, and stands beside that one's figures.
+        log.number_on(told_rows, to_update, over=True)
+        told_rows = [(at, None if step is None else to_update(at, step), *rest) for at, step, *rest in told_rows]
+        rows = [replace(row, step=to_update(row.line, row.step)) for row in rows]
+        log.notes.append("rollouts are numbered as the first of their updates")
     # What a stream logs beside steps that it numbers goes on from the last of them.
     known = {step for steps in named.values() for step in steps}
     if unnumbered <= named.keys() and log.metrics and len({at for at, _ in log.metrics} - known) <= 1:
@@ -562,7 +572,9 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
 
 #: What an environment answers in one turn of an agent: its reward is the turn's, and no step's.
 _OF_A_TURN = regex(r"(?i)\b(?:done|terminated|truncated)['\"]?\s?[=:]\s?(?:true|false)\b")
-_AVERAGE = regex(r"^\W{0,4}average reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*$")
+_AVERAGE = regex(
+    r"^\W{0,4}[Aa]verage reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*(?:\| EMA reward score: .{0,40})?$"
+)
 _OF_PAIRS = regex(
     r"^chosen_last_scores \(higher is better\) : .{0,120}\bacc \(higher is better\) : (\d(?:\.\d{0,24})?)"
 )

@@ -37,6 +37,10 @@ _DICT_PAIR = regex(
 #: ms-swift names its step beside the last one: 'global_step/max_steps': '5/3766'.
 _SWIFT_STEP = regex(r"""['"]global_step/max_steps['"]:\s?['"](\d{1,12})/\d""")
 _PIPES = regex(r"\b(?:step|iteration)\s+(\d{1,12})(?:\s?/\s*\d{1,12})?\s*\|(.*)$", re.IGNORECASE)
+#: Megatron's evaluation: validation loss at iteration 100 | lm loss value: 1.2E+00 | lm loss PPL: 3.3E+00 |
+_MEGATRON_EVALUATES = regex(
+    rf"\b(?:validation|test) loss at iteration\s{{1,4}}(\d{{1,12}}).{{0,60}}\|\s{{0,4}}lm loss value: ({_NUM})", re.IGNORECASE
+)
 #: A share may be printed in hundredths: `Truncated: 16.7%`.
 _PIPE_PAIR = regex(rf"([A-Za-z][\w .()/%@-]{{0,60}}?):\s*({_NUM}(?:\s?%)?)", re.IGNORECASE)
 _TITAN = regex(r"\bstep:\s+(\d{1,12})((?:\s+\w{1,40}:\s+\S+)+)")
@@ -79,6 +83,8 @@ def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
         return int(match.group(1)), _numbers(_pairs(line[match.end() : end]))
     if ("':" in line or '":' in line) and (match := _DICT.search(line)):
         return _mapping(line, _numbers(_pairs(match.group(1))))
+    if "lm loss value" in line and (match := _MEGATRON_EVALUATES.search(line)):
+        return int(match.group(1)), _numbers([("val/lm_loss", match.group(2))])
     if "|" in line and (match := _PIPES.search(line)):
         return int(match.group(1)), _numbers((k.strip(), v) for k, v in _PIPE_PAIR.findall(match.group(2)))
     if "loss:" in line and (match := _TITAN.search(line)):

@@ -17,7 +17,7 @@ from replay_core.regexes import regex
 
 #: What a reward's own time limits and refusals say is told elsewhere (`log_events`).
 _NOT_IN_TIME = (
-    r"^(?!.*\b(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ -]?out"
+    r"^(?!.*(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ -]?out"
     r"|time-?outs? (?:on|after|for|in|error)|failed|unreachable|refused))"
 )
 #: (key, pattern, words that a line must hold one of): upper or lower case. The first that is found speaks.
@@ -185,9 +185,14 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("rewards.no_column", r"no ground[_ ]truth (?:field|column) in dataset", ("no ground_truth", "no ground truth")),
     ("rewards.zeroed", _NOT_IN_TIME + r".*(?:\b(?:assigning|setting|set) (?:the )?(?:final )?(?:reward|score)s? "
      r"(?:to|as|=)? ?0(?:\.0+)?\b|\bsetting all as 0\b|; ?reward ?= ?0\b|\bdefaulting to 0(?:\.0+)?\b"
-     r"|treating as incorrect\b|marking sample as invalid|\bterminating with reward 0\b)",
+     r"|treating as incorrect\b|marking sample as invalid|\bterminating with reward 0\b"
+     r"|\b(?:reward|score)s? (?:is |are |was |were )?(?:set|defaulted|fell back|falls back) to (?:0(?:\.0+)?|zero)\b"
+     r"|\b(?:return(?:ing|ed)?|us(?:ing|es?)|assign(?:ing|ed)|fall(?:ing)? back to|scor(?:ing|ed) (?:it |them )?(?:as )?)"
+     r"\s?(?:a )?(?:(?:reward|score)s? (?:of |= ?)?(?:0(?:\.0+)?|zero)|(?:0(?:\.0+)?|zero) (?:reward|score))\b)",
      ("reward to 0", "reward as 0", "reward 0", "score to 0", "score as 0", "setting all as 0", "reward=0",
-      "defaulting to 0", "treating as incorrect", "sample as invalid")),
+      "defaulting to 0", "treating as incorrect", "sample as invalid", "set to 0", "set to zero", "defaulted to 0",
+      "back to 0", "reward of 0", "score of 0", "0 reward", "0.0 reward", "zero reward", "0 score", "0.0 score",
+      "zero score", "reward = 0", "reward 0", "score 0")),
     ("rewards.raised", _NOT_IN_TIME + r".*(?:\berror (?:in|during|calling|computing|when calling|verifying|scoring"
      r"|in calling|processing) (?:\w+ )?(?:\w*reward\w*|\w*compute_score|scoring|rubric|code sample|llm judge|judge\w*"
      r"|model response)\b|\bexception in \w*(?:reward|score|verif|judge)\w*\b|\bllm judge error:"

@@ -43,7 +43,8 @@ def by_chance(log: RunLog) -> Iterator[Finding]:
     and its last third no more than .03 below: a warning, it is what a coin gets. Or, of a log of pairs, a share of
     right ones between .4 and .56 over the second half of 24 lines and more, no more than two standard errors or .05
     over a half, by no rising trend, while the margin does not grow by a half either: a warning. Silent where the rate
-    still warms up, and where more than .6 of the pairs are right.
+    still warms up, and where more than .6 of the pairs are right. Or a loss of held-out pairs that is never below ln 2
+    in 4 evaluations and more, of a loss that began there: a warning, whatever training's own pairs come to.
     """
     right = next((one for one in log.all("reward_function") if RIGHT.search(one.name)), None)
     loss = log.get("loss")
@@ -52,6 +53,10 @@ def by_chance(log: RunLog) -> Iterator[Finding]:
     # TRL's reward trainer calls its mean score a reward; no policy logs a share of right ones beside such a loss alone.
     scores = is_of_pairs or not log.has("reward") or (right is not None and not any(map(log.has, _OF_A_POLICY)))
     stays = _at_ln_2(log, loss) if loss is not None and scores else None
+    unseen = _unseen(log, loss) if loss is not None and is_of_pairs else None
+    if unseen is not None and stays is None and told is None:
+        yield unseen
+        return
     if told is None and stays is None and (loss is None or len(loss.finite) < FEW):
         raise Skip(f"needs the loss of {FEW} lines, or a share of right pairs of {SHARES}")
     if right is not None and right.finite and trends.level(right.finite) > 0.6:
@@ -59,6 +64,32 @@ def by_chance(log: RunLog) -> Iterator[Finding]:
     found = stays or told
     if found is not None:
         yield found
+
+
+#: Evaluations that have a loss of held-out pairs, and how far from ln 2 a loss begins that is of a margin alone.
+EVALUATIONS, BEGINS = 4, 0.02
+
+
+def _unseen(log: RunLog, loss: Series) -> Finding | None:
+    """A loss of held-out pairs that is never below a coin's, of a loss that began at it."""
+    for held in log.all("held_out_loss"):
+        values = held.finite
+        if len(values) < EVALUATIONS or min(values) < COIN or abs(loss.values[0] - COIN) > BEGINS:
+            continue
+        now = trends.level(loss.finite)
+        return warning(
+            f"held-out pairs are told apart no better than by a coin: {held.name} is {min(values):.3g} and more in all "
+            f"{len(values)} evaluations, ln 2 is 0.693"
+            + (f", while {loss.name} falls to {now:.3g}: pairs are learnt by heart" if now < COIN - NEAR else ""),
+            held.ended,
+            held.shown(values[-1], "< 0.693"),
+            loss.shown(now),
+            cause="labels that are noise or swapped in a part of the pairs, pairs that hold nothing to tell, held-out "
+            "pairs that are made otherwise (another order of chosen and rejected); or too few pairs for as many epochs",
+            next_step="read ten pairs and say which is better; hold 50 of the training's own pairs out, and evaluate "
+            "those",
+        )
+    return None
 
 
 def _at_ln_2(log: RunLog, loss: Series) -> Finding | None:

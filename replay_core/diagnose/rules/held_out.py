@@ -307,6 +307,8 @@ def _learnt_by_heart(log: RunLog, reward: Series, known: list[Series]) -> Findin
 
 #: Evaluations that say one number before it is no chance, of a result that is no bound.
 STOOD = 6
+#: Robust sigmas of the training's reward within which a result that stands still is what that stands at, too.
+AS_TRAINED = 2.0
 
 
 @rule("D116", "validation never changes", link="trend", scope="signals", needs=("held_out", "reward"), lasts=True,
@@ -315,7 +317,8 @@ STOOD = 6
 def stands_still(log: RunLog) -> Finding | None:
     """A validation's result that is one number to the last digit in all of 6 evaluations and more, neither 0 nor 1,
     while the reward of training rises, or the policy's entropy drifts, beyond chance: a warning. Two sets
-    of weights answer a validation set alike where it has next to no prompts.
+    of weights answer a validation set alike where it has next to no prompts, or where neither knows an answer: silent
+    where the reward stands still as well, within two robust sigmas of the validation's.
     """
     reward = given(log.get("reward"))
     stood = [series for series in log.all("held_out") if len(series.finite) >= STOOD and len(set(series.finite)) == 1]
@@ -330,6 +333,9 @@ def stands_still(log: RunLog) -> Finding | None:
     if moved is reward and not trends.rises(reward.finite):
         return None
     series, value = stood[0], stood[0].finite[0]
+    middle, sigma = trends.spread(reward.finite)
+    if moved is not reward and abs(middle - value) <= AS_TRAINED * sigma:
+        return None
     return warning(
         f"validation does not change: {series.name} is {value:g} in all {len(series.finite)} evaluations, while "
         f"{moved.name} goes from {trends.level(moved.finite[:3]):.3g} to {trends.level(moved.finite):.3g}",
@@ -495,7 +501,7 @@ def _by_heart(log: RunLog) -> Finding | None:
         at = series.points[least].step
         before = [p.value for p in train.points if p.step is not None and at is not None and p.step <= at]
         then, now = trends.level(before, 5) if before else 0.0, trends.level(train.finite, 5)
-        if now <= 0 or now > (LEARNT_FEW if few else LEARNT) * then:
+        if now < 0 or now > (LEARNT_FEW if few else LEARNT) * then:  # 0 is what rounding leaves of it
             continue
         # Lines without a number are counted: that count is no step.
         where = f"line {(at or 0) + 1} of metrics" if log.is_counted else f"step {at}"

@@ -64,7 +64,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
     One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer than
     the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, one of 12 that began
     at 0 and in which entropy, length and reward rest to a fiftieth, and one that lasts as long as the run states to be.
-    Of 16 steps from 0 on, or of 40, a rise is worth knowing: how long the run will be the log need not tell. A rate
+    Of 16 steps from 0 on, or of 40, a rise is worth knowing: how long the run will be the log need not tell; a warning
+    after 60 in which the reward does not rise and the KL to the reference has not come to .005. A rate
     that never comes to 5e-9, which changes no weight, is a warning; and so is one that never comes to 1e-7 over 16
     lines and more in which no reward is logged and the loss falls by less than a tenth. A 0 that was printed with two
     decimals and more (`lr:0.000`) is a rate that was rounded, and no 0.
@@ -149,6 +150,20 @@ def rate(log: RunLog) -> Iterator[Finding]:
             "was given as a number of steps",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
+    elif from_nothing and (idle := _nothing_moves(log, len(values))) is not None:
+        reward, moved = idle
+        yield warning(
+            f"the learning rate still climbs from 0 after {len(values)} steps, and nothing is learnt yet: {reward.name} "
+            f"stays at {trends.level(reward.finite, len(reward.finite) // 3):.3g}, {moved.name} at "
+            f"{trends.level(moved.finite):.2g}",
+            series.ended,
+            series.shown(values[-1], "its full value, which the log does not tell"),
+            shown("rise per step", median(rises)),
+            moved.shown(trends.level(moved.finite), f"> {IDLE_KL:g}"),
+            cause="the warm-up is longer than the run has come: its steps are counted in samples or micro-batches, or "
+            "a ratio was given as a number of steps",
+            next_step="compare warmup_steps with the number of optimizer steps",
+        )
     elif from_nothing or (rising and len(values) >= LONG):
         yield info(
             f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} "
@@ -160,6 +175,21 @@ def rate(log: RunLog) -> Iterator[Finding]:
             "micro-batches, and the rate never gets there",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
+
+
+#: Steps of a warm-up in which a policy should have moved, and a KL to the reference of one that has not.
+IDLE, IDLE_KL = 60, 5e-3
+
+
+def _nothing_moves(log: RunLog, steps: int) -> tuple[Series, Series] | None:
+    """The reward and the KL to the reference, where the one does not rise and the other comes to nothing in many steps
+    of a warm-up.
+    """
+    reward, far = log.get("reward"), log.get("kl")
+    if steps < IDLE or reward is None or far is None or min(len(reward.finite), len(far.finite)) < IDLE // 2:
+        return None
+    stays = not trends.rises(reward.finite) and abs(trends.level(far.finite)) < IDLE_KL
+    return (reward, far) if stays else None
 
 
 #: Steps at 0 at the end of a run, and the share of it, before they are no last step of a schedule.
@@ -1057,7 +1087,8 @@ def reward_falls(log: RunLog) -> Finding | None:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
     more, and the fall is none that chance explains: a warning, and worth knowing where three quarters of the first
     third's are left, as where prompts get harder. Or it breaks off: every one of its last 3 and more
-    values lies below all before, by half of all it spans. Or it falls within one step by .3 of what it was, and stays
+    values lies below all before, by half of all it spans. Or it is lost early: all of the first 5 (or twentieth) lie
+    above every one behind the first third. Or it falls within one step by .3 of what it was, and stays
     down, while the validation keeps .9 of what it had: a warning of the training's data. Or, of 40 values and more, it
     falls steadily from its best to the end, a quarter and four robust sigmas below where it began. Rewards waver by
     prompt; RL is meant to raise them.
@@ -1196,7 +1227,12 @@ def reward_falls(log: RunLog) -> Finding | None:
                 "and its time-outs at that time; the order of prompts and labels there",
                 steps=[p.step for p in series.points if p.step is not None and p.step >= (leap.at.step or 0)],
             )
-    if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
+    early = values[: max(_EARLY, len(values) // 20)]
+    # What is lost within the first third is not in its median any more.
+    is_lost_early = min(early) > max(values[len(values) // 3 :])
+    before = max(before, median(early)) if is_lost_early else before
+    falls = is_lost_early or trends.drift(values) < -trends.DRIFT_Z
+    if now < before - 0.3 * (max(values) - min(values)) and falls:
         random = _gets_random(log)
         moves = _moves_away(log, before - now)
         beside = None if harder is not None else falls_with(log, before, now)
@@ -1254,8 +1290,16 @@ def reward_falls(log: RunLog) -> Finding | None:
     return None
 
 
+#: First steps that are above all that comes behind the first third, where a reward is lost early.
+_EARLY = 5
+
+
 def _falls_from_the_start(values: list[float]) -> bool:
-    """Whether its best level is that of its first steps (a tenth, 3 and more), and both halves fall by no chance."""
+    """Whether its best level is that of its first steps (a tenth, 3 and more), and both halves fall by no chance; or
+    it is lost early, and every value behind the first third lies below all of the first 5.
+    """
+    if min(values[:_EARLY]) > max(values[len(values) // 3 :]):
+        return True
     few, half = max(3, len(values) // 10), len(values) // 2
     best = max(median(values[at : at + few]) for at in range(few, len(values) - few + 1, few))
     falls = trends.drift(values[:half]) < -trends.DRIFT_Z and trends.drift(values) < -SURELY

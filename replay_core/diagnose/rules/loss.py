@@ -8,6 +8,7 @@ it is 0 by construction, while its gradient is not.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -1411,14 +1412,21 @@ def _no_step(log: RunLog) -> Finding | None:
     )
 
 
-def _all_right(log: RunLog, steps: list[StepTold]) -> bool:
-    """Whether nine of ten of these steps have the best reward there is, a share of 1."""
+def _paid_alike(log: RunLog, steps: list[StepTold]) -> float | None:
+    """The one reward, and not 0, that nine of ten of these steps have, and hardly any other step: all of their answers
+    earn it. 1 may be that of every step.
+    """
     reward = log.get("reward")
     by_step = {} if reward is None else {point.step: point.value for point in reward.points}
-    known = [by_step[step.step] for step in steps if step.step in by_step]
-    values = list(by_step.values())
-    is_share = bool(values) and min(values) >= 0 and max(values) == 1
-    return is_share and len(known) == len(steps) and 10 * sum(value == 1 for value in known) >= 9 * len(known)
+    own = {step.step for step in steps}
+    known = [by_step[step] for step in own if step in by_step]
+    if not known:
+        return None
+    paid, count = Counter(known).most_common(1)[0]
+    others = [value for step, value in by_step.items() if step not in own]
+    is_right = paid == 1 and min(by_step.values()) >= 0 and max(by_step.values()) == 1
+    is_theirs = paid > 0 and bool(others) and 10 * others.count(paid) < len(others)
+    return paid if 10 * count >= 9 * len(steps) and (is_right or is_theirs) else None
 
 
 def _is_zero_and_fine(batch: StepBatch) -> bool:
@@ -1440,8 +1448,8 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
     lost (D23), the displayed loss is one micro-batch's. Looked at only where neither a gradient norm, the spread of
     rewards nor micro-batches are logged for the step. A quarter of the steps and more is a warning, else info: where
     rewards are rare, a step may have none; info, too, where other steps have a loss and the reward rises, or where
-    nine of ten of these steps have a reward of 1, the best of
-    all: every answer is right. A run that came back within half a second with a loss of 0 took no step: a warning.
+    nine of ten of these steps have one reward, 1 or one that other steps do not have: every answer is right, or as
+    long as is paid. A run that came back within half a second with a loss of 0 took no step: a warning.
     """
     if (none := _no_step(log)) is not None:
         yield none
@@ -1461,13 +1469,19 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
             else "an on-policy ratio of 1, which is no error, or a gradient that is lost (both need grad_norm)"
         )
         told = [point for point in given(log.get("loss") or log.get("pg_loss")).points if math.isfinite(point.value)]
-        solved = _all_right(log, untold)
+        paid_alike = _paid_alike(log, untold)
         # Groups that are all right, or all wrong, give a loss of 0 in steps of few groups, while the others teach.
         teaches = not both and len(untold) < len(told) and (paid := log.get("reward")) and trends.rises(paid.finite)
         yield finding(
-            "warning" if 4 * len(untold) >= len(told) and not solved and not teaches else "info",
+            "warning" if 4 * len(untold) >= len(told) and paid_alike is None and not teaches else "info",
             f"{'loss and gradient are' if both else 'the loss is'} 0, "
-            + ("in steps whose answers are all right" if solved else "and the log does not say why"),
+            + (
+                "and the log does not say why"
+                if paid_alike is None
+                else "in steps whose answers are all right"
+                if paid_alike == 1
+                else f"in steps whose answers all earn {paid_alike:.4g}"
+            ),
             untold[0].point.where("loss"),
             *numbers(loss=0.0, grad_norm=untold[0].grad, steps=len(untold)),
             cause="one of: equal rewards (needs reward_std or frac_reward_zero_std, per group), no token in the mask "

@@ -30,7 +30,7 @@ from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, R
 from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
-from replay_core.diagnose.rules.staleness import versions
+from replay_core.diagnose.rules.staleness import age_of, versions
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.since_token import SinceToken
 
@@ -594,16 +594,19 @@ def _of_no_age(log: RunLog) -> Finding | None:
     """Where the policy that sampled and the one that is recomputed before the update (decoupled PPO) differ although
     no sample is older than the weights: only the engine and the trainer are left to.
     """
-    series, age = log.get("behave_kl"), log.get("sample_age") or log.get("weight_lag")
+    series, age = log.get("behave_kl"), age_of(log)
     values = [] if series is None else [abs(value) for value in series.finite]
     if series is None or age is None or len(values) < trends.MIN_STEPS or not age.finite or any(age.finite):
         return None
-    limit, now = LIMITS["logprob_diff"], trends.level(values)
+    # A policy that gets sure of its tokens hides in the end what parted both sides at first.
+    limit, begun = LIMITS["logprob_diff"], abs(median(series.finite[:FIRST]))
+    now = max(trends.level(values), begun)
     if not limit.is_past(now, limit.warning):
         return None
     return finding(
         "error" if limit.is_past(now, limit.error) else "warning",
-        f"engine and trainer disagree: {series.name} is {now:.3g} where no sample is old ({age.name} is 0 in every "
+        f"engine and trainer disagree: {series.name} is {now:.3g}{' in the first steps' if now == begun else ''} where no "
+        f"sample is old ({age.name} is 0 in every "
         "step), so that no update lies between the log-probabilities that it compares",
         series,
         series.shown(now if series.last.value > 0 else -now, f"within {limit.warning:g} of 0"),
@@ -634,7 +637,7 @@ def _is_of_lag(log: RunLog, series: Series, limit: Limit) -> bool:
     """Whether samples are some updates old, as the log says, and the mismatch has come up behind the first step, and
     rests: that of weights so old.
     """
-    lag, values = log.get("weight_lag"), series.finite
+    lag, values = age_of(log), series.finite
     if lag is None or not lag.finite or trends.level(lag.finite) <= 0 or len(values) < trends.MIN_STEPS:
         return False
     later = values[2:]

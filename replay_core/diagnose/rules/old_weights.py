@@ -24,7 +24,7 @@ from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, Gap, ahead
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
 from replay_core.diagnose.rule import Skip, rule, skip_if
-from replay_core.diagnose.rules.staleness import ever_older, versions
+from replay_core.diagnose.rules.staleness import age_of, ever_older, versions
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.rules.weights import ADAPTER, has_norms_of_ranks, weights_by_step
 from replay_core.diagnose.signals import RunLog, Series
@@ -711,7 +711,7 @@ def drifting(log: RunLog) -> Finding | None:
     cause is named; a warning where it rests past D09's limit for an error.
     """
     skip_if(
-        (age := log.get("weight_lag")) is not None and len(age.finite) >= trends.MIN_STEPS and ever_older(log),
+        (age := age_of(log)) is not None and len(age.finite) >= trends.MIN_STEPS and ever_older(log),
         "the logged age of the samples grows (D31): older weights are further apart",
     )
     series = next((s for name in HEARD if (s := log.get(name)) is not None), None)

@@ -18,6 +18,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import Growth
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
+from replay_core.diagnose.entropy_term import is_outweighed
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap, is_of_padding
@@ -757,6 +758,7 @@ def kl_explodes(log: RunLog) -> Finding | None:
     finite = [point for point in series.points if math.isfinite(point.value)]
     values = [abs(point.value) for point in finite]
     skip_if(len(finite) < 4, "needs the KL of 4 steps")
+    skip_if(is_outweighed(log), "the loss is the entropy bonus, which takes the policy away: D25 tells of it")
     least = trends.from_here(values, min)
     leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and least[at] > FAR), None)
     soon = next((at for at in range(1, len(values) - 2) if values[at - 1] < 0.2 and least[at + 1] > FAR), None)

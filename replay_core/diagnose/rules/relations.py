@@ -124,6 +124,44 @@ def _is_reference_again(log: RunLog) -> Finding | None:
     )
 
 
+#: Of the loss of demonstrations: noise that its way was, and what of the way a held-out loss that was told keeps where
+#: the weights are what they were.
+_WAY, _KEEPS = 5.0, 0.5
+#: What is logged of a policy that is trained on rewards.
+_OF_RL = ("reward", "pg_loss", "kl", "advantage_mean", "policy_kl", "clip_fraction", "pair_reward", "pair_score")
+
+
+def _taught_anew(log: RunLog) -> Finding | None:
+    """The loss of demonstrations back where it began from one step to the next, and falling anew."""
+    loss, held = log.get("loss"), log.get("held_out_loss")
+    if loss is None or any(map(log.has, _OF_RL)) or (at := _back_at(loss)) is None:
+        return None
+    values = loss.values
+    begun, before, after = (median(values[start : start + SIDE]) for start in (0, at - SIDE, at))
+    noise, step = median(abs(b - a) for a, b in pairwise(values)), loss.points[at].step
+    falls = trends.drift(values[at:]) < -trends.DRIFT_Z and trends.drift(values[:at]) < -trends.DRIFT_Z
+    if not falls or begun - before < _WAY * noise or values[at] - values[at - 1] < 0.5 * (begun - before):
+        return None
+    if held is not None:
+        earlier = [p.value for p in held.points if (p.step or 0) < (step or 0) and math.isfinite(p.value)]
+        later = [p.value for p in held.points if (p.step or 0) >= (step or 0) and math.isfinite(p.value)]
+        if earlier and later and later[0] - earlier[-1] < _KEEPS * (begun - before):
+            return None  # the weights know what they did: these demonstrations are others
+    elif step is None or not _goes_the_same_way(loss, step):
+        return None
+    return warning(
+        f"the run starts again at step {step}: {loss.name} goes from {before:.3g} to {after:.3g} within one step, where "
+        f"it began ({begun:.3g})"
+        + ("" if held is None else f", {held.name} with it") + ", and falls anew: its weights are the first ones again",
+        loss.of(loss.points[at:]),
+        loss.shown_at(loss.points[at], f"about {before:.3g}"),
+        cause="what was learnt is lost: the run resumed without its checkpoint's weights (another path, names that do "
+        "not match and are skipped, an adapter that is made anew), or the model was built again",
+        next_step="compare the weights of the checkpoint it resumed from with the first ones: rldbg compare "
+        "CHECKPOINT BASE_MODEL; what the loading says of missing and unexpected names",
+    )  # fmt: skip
+
+
 #: How near the steps behind a fall-back lie to the first ones, as a share of the way that was gone.
 SAME_WAY = 0.25
 
@@ -144,7 +182,7 @@ def _goes_the_same_way(series: Series, step: int) -> bool:
 
 
 @rule("L24", "the run falls back to its beginning", link="optimizer", scope="signals",
-      needs=("reward|kl|entropy|response_length",), explains=("L08", "L09", "L10", "D25", "L20", "D46"), lasts=True,
+      needs=("reward|kl|entropy|response_length|loss",), explains=("L08", "L09", "L10", "D25", "L20", "D46"), lasts=True,
       source="a checkpoint that is resumed from the first weights; a save that holds no weights")  # fmt: skip
 def falls_back(log: RunLog) -> Finding | None:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
@@ -156,9 +194,14 @@ def falls_back(log: RunLog) -> Finding | None:
     take all of them back. New prompts take the reward back, and not the KL; a new reference the KL, and not the reward.
     In fewer than 16 steps, a KL that had come to .001 and more in the two before, is exactly 0 and starts anew, while
     most of reward, entropy and length are nearer to their beginning than to what they were before.
+    The loss of demonstrations, where nothing of a policy is logged, tells it alone: back at its beginning within a
+    step, and falling anew, with the held-out loss (half of the way at least), or the way of the first steps where none
+    is logged.
     """
     if (again := _is_reference_again(log)) is not None:
         return again
+    if (taught := _taught_anew(log)) is not None:
+        return taught
     found = [(series, at) for name in _COMES_BACK for series in log.all(name)[:3] if (at := _back_at(series))]
     far = log.get("kl")
     for series, at in found:

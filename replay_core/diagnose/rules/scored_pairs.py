@@ -20,11 +20,11 @@ _NEXT = (
 )
 
 
-@rule("L46", "a reward model does not tell answers apart", link="rewards", scope="signals", needs=("pair_score",),
-      explains=("L01", "L40", "L44"), source="Bradley-Terry: a loss of ln 2 is a coin")  # fmt: skip
+@rule("L46", "a reward model does not tell answers apart", link="rewards", scope="signals", needs=("pair_score|loss",),
+      explains=("D01", "L01", "L17", "L40", "L44"), source="Bradley-Terry: a loss of ln 2 is a coin")  # fmt: skip
 def scored_pairs(log: RunLog) -> Finding | None:
     """The scores of better and worse answers one and the same number in every one of 8 lines and more: an error, the
-    head gives one number to all. Else, of 40 lines in the run's second half and more, the better one scored higher in
+    head gives one number to all; so is a loss of exactly ln 2 with no right pair in any of them. Else, of 40 lines in the run's second half and more, the better one scored higher in
     no
     more of them than a coin would give (two standard deviations), while the loss, where it is logged, has kept 95 % of
     what it was: a warning.
@@ -32,6 +32,8 @@ def scored_pairs(log: RunLog) -> Finding | None:
     every = log.all("pair_score")
     better = next((one for one in every if _BETTER.search(one.name)), None)
     worse = next((one for one in every if not _BETTER.search(one.name)), None)
+    if better is None and (one_score := _of_one_score(log)) is not None:
+        return one_score
     skip_if(better is None or worse is None, "needs the scores of better and of worse answers")
     assert better is not None
     assert worse is not None
@@ -76,6 +78,31 @@ def scored_pairs(log: RunLog) -> Finding | None:
         ),
         cause="pairs that hold nothing to tell (or are swapped in half of the data), a learning rate too small or far "
         "too high, a head that is not trained, or texts that are cut before they differ",
+        next_step=_NEXT,
+    )
+
+
+#: What rounding leaves of ln 2.
+_ROUNDED = 6e-4
+_RIGHT = regex(r"(?i)(?:^|[/_. ])(?:acc|accuracy|accuracies)(?:_mean)?$")
+
+
+def _of_one_score(log: RunLog) -> Finding | None:
+    """A loss of exactly ln 2 in every line, and no pair of which the better answer is scored higher."""
+    loss = log.get("loss")
+    right = next((one for one in log.all("reward_function") if _RIGHT.search(one.name)), None)
+    if loss is None or right is None or min(len(loss.finite), len(right.finite)) < FEWEST or log.has("pair_logps"):
+        return None
+    if any(right.finite) or max(abs(value - math.log(2)) for value in loss.finite) > _ROUNDED:
+        return None
+    return error(
+        f"better and worse answers get the same score: the loss is ln 2 = 0.693 and {right.name} 0 in all "
+        f"{len(loss.finite)} lines: nothing is learnt",
+        loss.ended,
+        loss.shown(loss.last.value, "below ln 2 = 0.693"),
+        right.shown(0.0, "> 0.5"),
+        cause="both texts of a pair are scored where they are the same (the prompt's last token, a padded place, texts "
+        "that are cut before they differ), the head is fed zeros, or both texts are one",
         next_step=_NEXT,
     )
 

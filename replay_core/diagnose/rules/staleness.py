@@ -258,7 +258,12 @@ _NONE = 100.0
 STANDS = 0.05
 
 
-@rule("D31", "samples get ever older", link="rollout_logprobs", scope="signals", needs=("weight_lag",),
+def age_of(log: RunLog) -> Series | None:
+    """How many updates old the samples of a step are: those of the weights, or of the samples themselves."""
+    return log.get("weight_lag") or log.get("sample_age")
+
+
+@rule("D31", "samples get ever older", link="rollout_logprobs", scope="signals", needs=("weight_lag|sample_age",),
       explains=("D09", "D12", "D24", "D25", "L08", "L09", "L10"), lasts=True,
       source="prime-rl max_off_policy_steps (8), AReaL max_head_offpolicyness")  # fmt: skip
 def ever_older(log: RunLog) -> Finding | None:
@@ -270,7 +275,7 @@ def ever_older(log: RunLog) -> Finding | None:
     grows by one in each of the last 8 steps is that of an engine which no update reaches, since the first step of that
     climb.
     """
-    series = given(log.get("weight_lag"))
+    series = given(age_of(log))
     values = series.finite
     if len(values) < trends.MIN_STEPS:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")

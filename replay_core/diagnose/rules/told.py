@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from replay_core.diagnose.failed_scores import count_of
 from replay_core.diagnose.finding import SEVERITIES, Evidence, Finding, finding, shown
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
@@ -196,7 +197,8 @@ _OF_DATA, _EACH = 50, 8.0
 
 def _are_many(known: MeaningOfLines, key: str, bad: list[Told], log: RunLog) -> bool:
     """Whether they are more than a small part of what steps have: most runs lose a few samples now and then."""
-    lines, each = float(len(bad)), known.each
+    # Ray says one of many alike, and how often the others were said.
+    lines, each = float(sum(map(count_of, bad))), known.each
     if key in _COUNTS:
         lines, each = float(_counted(key, bad)), each or _EACH
     if not each:

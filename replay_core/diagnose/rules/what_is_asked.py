@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where, shown, warning
+from replay_core.diagnose.finding import Finding, Where, finding, shown, warning
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.signals import RunLog
 from replay_core.regexes import regex
@@ -45,6 +45,49 @@ def same_prompts(log: RunLog) -> Finding | None:
         "kept, its sampler is seeded with the same number), or the data set is no larger than a batch: the policy "
         "learns these prompts by heart",
         next_step="print the ids of the prompts of three steps; look whether the loader's iterator goes on",
+    )
+
+
+#: Steps of the run's beginning that come again, one by one, and different lengths among them; steps before them.
+AGAIN, DIFFERENT_LENGTHS, BEFORE = 8, 4, 8
+
+
+@rule("L76", "the first prompts come again", link="tokens", scope="signals", needs=("prompt_length",), lasts=True,
+      explains=("L60",), source="a run that is resumed without the state of its data loader")  # fmt: skip
+def first_prompts_again(log: RunLog) -> Finding | None:
+    """From a step on the mean, longest and shortest prompt are those of the run's first steps, one after the other, to
+    the last digit, over all that follows (8 steps and more): the data is read from its beginning. A warning where the
+    run says that it is in the same pass over the data as in its first step; worth knowing where it says nothing of
+    passes. Where a later pass begins there, data that is not shuffled is read again, as it is meant.
+    """
+    every = [one for name in ("prompt_length", "prompt_length_max", "prompt_length_min") for one in log.all(name)[:1]]
+    steps = [p.step for p in every[0].points]
+    rows = list(zip(*(one.values for one in every), strict=False))
+    skip_if(len(rows) < AGAIN + BEFORE or any(len(one.values) != len(steps) for one in every),
+            f"needs the prompts' lengths of {AGAIN + BEFORE} steps")  # fmt: skip
+    at = next(
+        (at for at in range(BEFORE, len(rows) - AGAIN + 1)
+         if rows[at : at + AGAIN] == rows[:AGAIN] and rows[at:] == rows[: len(rows) - at]), None
+    )  # fmt: skip
+    # A batch that comes again and again is L61's, and lengths of a few kinds come again by chance.
+    if at is None or len(set(rows[:AGAIN])) < DIFFERENT_LENGTHS:
+        return None
+    here, first = log.epochs.get(steps[at]), log.epochs.get(steps[0])
+    if here is not None and first is not None and int(here) > int(first):
+        return None
+    is_same_pass = here is not None and first is not None
+    return finding(
+        "warning" if is_same_pass else "info",
+        f"the data is read from its beginning again from step {steps[at]} on: the prompts of the {len(rows) - at} "
+        f"steps since are as long as those of the first {len(rows) - at}, step by step"
+        + (", though the run says that it is in its first pass" if is_same_pass else ""),
+        every[0].of(every[0].points[at:]),
+        *(one.shown_at(one.points[at], f"any; {one.values[0]:.6g} in the first step") for one in every),
+        cause="the run was resumed (or its workers started again) without the state of the data loader or its sampler: "
+        "what was trained on is trained on once more, and the end of the data is never reached"
+        + ("" if is_same_pass else "; or a later pass over data that is not shuffled begins there, which is normal"),
+        next_step="compare the ids of the prompts of both steps; save and load the data loader's state with the "
+        "checkpoint",
     )
 
 
