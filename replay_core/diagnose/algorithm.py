@@ -654,11 +654,27 @@ def divides_by_micro_batch(algorithm: Algorithm) -> bool:
     return any(word in by for word in ("micro", "local", "rank"))
 
 
+def of_policy(algorithm: Algorithm) -> Algorithm:
+    """What is stated of the policy: nothing that stands under the critic."""
+    return Algorithm(_beside(algorithm._facts, "critic", _DEEPEST))
+
+
+def rates(algorithm: Algorithm) -> list[float]:
+    """Every learning rate that is stated, of whatever part of a model: a critic's, a vision tower's, a head's."""
+    every = (
+        as_number(value)
+        for name, values in algorithm._settings.items()
+        if name.endswith(("lr", "learning_rate")) and not name.startswith("min_")
+        for value in values
+    )
+    return [rate for rate in every if rate]
+
+
 def learning_rate(algorithm: Algorithm) -> float | None:
     """The policy's learning rate, not one that is stated under the critic. A 0 that stands beside another is a figure
     of the log, which was rounded or warms up.
     """
-    own = Algorithm(_beside(algorithm._facts, "critic", _DEEPEST))
+    own = of_policy(algorithm)
     told = [own.number(name) for name in ("lr", "learning_rate", "actor_lr", "actor_learning_rate")]
     return next((rate for rate in told if rate), next((rate for rate in told if rate is not None), None))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from replay_core.regexes import regex
 
-#: A name with its value, however the two are joined. A path of names counts by its last one.
+#: A name with its value, however the two are joined. A path of names counts by its last one, and by a critic's.
 _SETTING = regex(
-    r"""(?<![\w/.-])["']?(?:[a-z]\w{0,60}\.){0,6}(?P<name>[a-z]\w{1,60})["']?(?:\s{0,4}[:=]\s{0,4}|\s\.{2,80}\s{0,4})"""
+    r"""(?<![\w/.-])["']?(?P<path>(?:[a-z]\w{0,60}\.){0,6})(?P<name>[a-z]\w{1,60})["']?(?:\s{0,4}[:=]\s{0,4}|\s\.{2,80}\s{0,4})"""
     r"""(?P<value>"[^"\n]{0,80}"|'[^'\n]{0,80}'|[A-Za-z0-9_.+-]{1,60})(?=$|[\s,;)\]}])"""
 )
 #: What no configuration has more of; a log of prose ends the search.
@@ -25,6 +25,9 @@ _OF_EVALUATION = regex(
     r"""["']?(?:val|eval|validation)_(?:kwargs|sampling_params|sampling|generation|config)["']?\s?[:=]\s?\{[^{}]{0,800}(?P<end>\}|$)"""
 )
 _ROLLOUT = regex(r"""["']rollout["']: ?\{""")
+#: A critic's table, which has the names of the policy's own, and lines that it has at most.
+_OF_CRITIC = regex(r"""["']critic["']\s?:\s?\{""")
+_LONGEST_TABLE = 400
 _N = regex(r"""(?:^|[{\s,])["']n["']: ?(?P<n>\d{1,4})\b""")
 
 
@@ -36,10 +39,17 @@ class LogSettings:
         self._twice: set[str] = set()
         #: Whether the lines stand in a table of verl's rollout, or of an evaluation, that was opened above.
         self._in_rollout = self._in_evaluation = False
+        #: Braces of a critic's table that are open, and lines of it.
+        self._of_critic = self._lines = 0
 
     def take(self, text: str) -> None:
         """The settings of one line."""
-        if len(self._values) >= _MOST or not ("=" in text or ":" in text or ".." in text):
+        if len(self._values) >= _MOST:
+            return
+        text, of_critic = self._parted(text)
+        for match in _SETTING.finditer(of_critic):
+            self._add(f"critic.{match['name']}", _value(match["value"]))
+        if not ("=" in text or ":" in text or ".." in text):
             return
         if self._in_evaluation:
             self._in_evaluation = "}" not in text
@@ -48,16 +58,45 @@ class LogSettings:
         if (aside := _OF_EVALUATION.search(text)) is not None:
             self._in_evaluation = aside["end"] != "}"
             text = text[: aside.start()] + text[aside.end() :]
-        told = [(match["name"], _value(match["value"])) for match in _SETTING.finditer(text)]
+        told = [
+            (f"critic.{match['name']}" if "critic" in match["path"].split(".") else match["name"],
+             _value(match["value"]))
+            for match in _SETTING.finditer(text)
+        ]  # fmt: skip
         told += [("rollout_n", float(match["n"])) for match in _RESPONSES.finditer(text)]
         self._in_rollout = self._in_rollout or _ROLLOUT.search(text) is not None
         if self._in_rollout and not self._in_evaluation and (found := _N.search(text)) is not None:
             told.append(("rollout_n", float(found["n"])))
         self._in_rollout = self._in_rollout and "}" not in text
         for name, value in told:
-            if name in self._values and self._values[name] != value:
-                self._twice.add(name)
-            self._values.setdefault(name, value)
+            self._add(name, value)
+
+    def _add(self, name: str, value: Any) -> None:
+        if name in self._values and self._values[name] != value:
+            self._twice.add(name)
+        self._values.setdefault(name, value)
+
+    def _parted(self, text: str) -> tuple[str, str]:
+        """What a line says outside of a critic's table, and inside of it."""
+        outside = inside = ""
+        while text:
+            if not self._of_critic:
+                opened = _OF_CRITIC.search(text)
+                if opened is None:
+                    return outside + text, inside
+                outside, text = outside + text[: opened.start()], text[opened.end() :]
+                self._of_critic, self._lines = 1, 0
+            end = len(text)
+            for at, sign in enumerate(text):
+                self._of_critic += (sign == "{") - (sign == "}")
+                if not self._of_critic:
+                    end = at + 1
+                    break
+            inside, text = inside + text[:end], text[end:]
+        self._lines += 1
+        # A table whose end is not printed holds no more than this.
+        self._of_critic = 0 if self._lines >= _LONGEST_TABLE else self._of_critic
+        return outside, inside
 
     def then(self, later: LogSettings) -> None:
         """What a later run prints of itself goes before what an earlier one did; what it does not print still holds."""

@@ -112,6 +112,12 @@ SLOW, MOST_OF, AT_LEAST, PART_OF_STEP, RANKS = 1.4, 0.9, 5, 0.1, 3
 WAITS_LESS = 0.5
 #: A time that is spent in waiting for others: who is late waits least.
 _WAITS = regex(r"(?i)sync|wait|barrier|nccl|all[-_]?(?:reduce|gather)|reduce[-_]scatter|comm|idle|recv|bubble")
+#: What a stage of a pipeline waits for its neighbours: the first receives nothing, the last sends nothing, and how long
+#: the others wait is the schedule's.
+_OF_STAGES = regex(r"(?i)(?:forward|backward)[-_ ](?:recv|send)|(?:recv|send)[-_](?:forward|backward)|bubble|p2p")
+#: What each stage computes, and how many stages a run states.
+_COMPUTES = regex(r"(?i)(?:forward|backward)[-_ ](?:compute|step)|forward[-_ ]backward")
+_STAGES = ("pipeline_model_parallel_size", "pipeline_parallel_size", "pp_size", "pp", "pipeline_parallel_degree")
 _WHO = regex(r"(?i)(rank|node|worker|host|gpu|actor|device)[_ -]?(\d{1,5})")
 
 
@@ -136,7 +142,9 @@ def straggler(log: RunLog) -> Iterator[Finding]:
     some step on in nine of ten steps, 5 and more. A warning where that is a tenth of a step and more, else worth
     knowing. What is spent waiting (a synchronisation, a collective) is told the other way: who waits less than half of
     what the others do, while they wait a tenth of a step, is who they wait for. Of the least and most of all ranks, it
-    says that one is slow, and not which.
+    says that one is slow, and not which. No wait is what stages of a pipeline send and receive: how long each waits is
+    the schedule's; and worth knowing at most is a stage of several (stated) that computes longer from the first step
+    on, as the one with the head over the vocabulary does.
     """
     whole = seconds(log)
     step = math.nan if whole is None or not whole.finite else trends.level(whole.finite, 20)
@@ -150,11 +158,17 @@ def straggler(log: RunLog) -> Iterator[Finding]:
             phases.setdefault(name, {}).update({f"rank {rank}": points for rank, points in ranks.items()})
     skip_if(not any(len(each) >= RANKS for each in phases.values()) and not log.has("rank_range"),
             f"needs times of {RANKS} ranks")  # fmt: skip
-    slow = [one for phase, ranks in phases.items() if not _WAITS.search(phase) if (one := _slow_in(phase, ranks))]
-    waits = [one for phase, ranks in phases.items() if _WAITS.search(phase) if (one := _waited_for(phase, ranks))]
+    slow = [
+        one for phase, ranks in phases.items()
+        if not _WAITS.search(phase) and not _OF_STAGES.search(phase) and (one := _slow_in(phase, ranks))
+    ]  # fmt: skip
+    waits = [
+        one for phase, ranks in phases.items()
+        if _WAITS.search(phase) and not _OF_STAGES.search(phase) and (one := _waited_for(phase, ranks))
+    ]  # fmt: skip
     if slow:
         worst = max(slow, key=lambda one: one.own - one.others)
-        yield _of_rank(worst, next((one for one in waits if one.who == worst.who), None), whole, step)
+        yield _of_rank(log, worst, next((one for one in waits if one.who == worst.who), None), whole, step)
     elif waits and max(one.others for one in waits) >= PART_OF_STEP * step:
         yield _of_wait(max(waits, key=lambda one: one.others), whole)
     else:
@@ -229,11 +243,24 @@ _NEXT_STEP = (
 )
 
 
-def _of_rank(slow: _Slow, wait: _Slow | None, whole: Series | None, step: float) -> Finding:
+def _is_a_stage(log: RunLog, phase: str, always: bool) -> bool:
+    """Whether a rank has more to compute as it is another stage of a pipeline than the others."""
+    return always and _COMPUTES.search(phase) is not None and (log.algorithm.number(*_STAGES) or 1) > 1
+
+
+_STAGE = (
+    "stages of a pipeline are of unequal work: the last one has the head over the vocabulary and the loss beside its "
+    "layers, the first one the embedding. The others wait for the longest in every micro-batch"
+)
+_OTHER_STAGES = "give that stage fewer layers (decoder-last-pipeline-num-layers, an uneven layout of the pipeline)"
+
+
+def _of_rank(log: RunLog, slow: _Slow, wait: _Slow | None, whole: Series | None, step: float) -> Finding:
     excess = slow.own - slow.others
     grown = _grown(whole, slow.since.step)
+    stage = _is_a_stage(log, slow.phase, slow.before is None)
     return finding(
-        "warning" if not excess < PART_OF_STEP * step else "info",
+        "warning" if not excess < PART_OF_STEP * step and not stage else "info",
         f"{slow.who} is a straggler: {slow.phase} takes {slow.own:.3g} s there"
         + ("" if slow.before is None else f" since step {slow.since.step} ({slow.before:.3g} before)")
         + f", and {slow.others:.3g} s on the others"
@@ -246,8 +273,8 @@ def _of_rank(slow: _Slow, wait: _Slow | None, whole: Series | None, step: float)
             if wait is None
             else [shown(f"{wait.phase}: what the others wait, and it", f"{wait.others:.3g} s and {wait.own:.2g} s")]
         ),
-        cause=_CAUSE,
-        next_step=_NEXT_STEP,
+        cause=_STAGE if stage else _CAUSE,
+        next_step=_OTHER_STAGES if stage else _NEXT_STEP,
         steps=[point.step for point in slow.points],
     )
 
@@ -275,7 +302,7 @@ def _of_range(log: RunLog, step: float) -> Iterator[Finding]:
     for name, most in every.items():
         phase, _, of = name.rpartition("/")
         least = every.get(f"{phase}/least of ranks")
-        if of != "most of ranks" or least is None or _WAITS.search(phase):
+        if of != "most of ranks" or least is None or _WAITS.search(phase) or _OF_STAGES.search(phase):
             continue
         low = {point.step: point.value for point in least.points}
         told = [(point, low[point.step]) for point in most.points if low.get(point.step, 0.0) > 0]
@@ -286,15 +313,18 @@ def _of_range(log: RunLog, step: float) -> Iterator[Finding]:
         return
     top, bottom, phase, series, since = max(found, key=lambda each: each[0] - each[1])
     first = since[0][0]
+    stage = _is_a_stage(log, phase, first.step == series.points[0].step)
     yield finding(
-        "warning" if not top - bottom < PART_OF_STEP * step else "info",
+        "warning" if not top - bottom < PART_OF_STEP * step and not stage else "info",
         f"one rank is slower than the others: {phase} takes {top:.3g} s on the slowest and {bottom:.3g} s on the "
         f"fastest rank, since step {first.step}",
         series.of(point for point, _ in since),
         series.shown(top, f"about {bottom:.3g}"),
-        cause=_CAUSE,
-        next_step="print the times of every rank (Megatron: --timing-log-option all, or --log-straggler), which names "
-        "it; " + _NEXT_STEP,
+        cause=_STAGE if stage else _CAUSE,
+        next_step=_OTHER_STAGES
+        if stage
+        else "print the times of every rank (Megatron: --timing-log-option all, or --log-straggler), which names it; "
+        + _NEXT_STEP,
         steps=[point.step for point, _ in since],
     )
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from replay_core.diagnose.algorithm import Algorithm, inside
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, error, shown
+from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.shaping import BUFFER_WORDS, LIMIT_WORDS
@@ -48,6 +48,9 @@ _CAUSES = {
 }
 
 
+_MORE, _FEWER = "one token more than the response has", "one token fewer than the response has"
+
+
 class _Shaped(Struct, frozen=True):
     """A way to make a penalty of sizes: in words, and what it makes [B]."""
 
@@ -63,8 +66,8 @@ def otherwise_than_stated(case: Case) -> Finding | None:
     held against that of the samples: recorded, or the reward less what the answer is worth by a recorded accuracy or
     verifier's reward. An error where the stated penalty makes fewer than nine tenths of 24 samples and more, and
     another way to make it nearly all: of prompt and response together, of padded rows, of characters, of the policy's
-    tokens alone or of all of them; one token off; of a buffer that begins at the limit; with the wrong sign; without
-    its factor.
+    tokens alone or of all of them; one token more; of a buffer that begins at the limit; with the wrong sign; without
+    its factor. One token fewer is worth knowing: what counts the tokens of a text leaves out the end.
     """
     algorithm = case.algorithm
     skip_if(not list(_shapes(algorithm)), "no penalty on long answers is stated (limit and buffer, or a weight)")
@@ -108,7 +111,9 @@ def otherwise_than_stated(case: Case) -> Finding | None:
     off_B = np.abs(meant_B - penalty_B) > CLOSE
     row = int(np.flatnonzero(off_B)[0])
     short = sizes["all tokens of the response"]
-    return error(
+    return finding(
+        # What counts a text has no end token: a 1 / buffer of the penalty is no other penalty.
+        "info" if how == _FEWER else "error",
         f"the penalty on long answers is not the stated one in {int(off_B.sum())} of {len(off_B)} answers: it is made "
         f"of {how}",
         first.laid.where(named, sample=int(np.flatnonzero(off_B[: len(first)])[0]) if off_B[: len(first)].any() else 0),
@@ -168,7 +173,7 @@ def _alternatives(stated: list[_Shape], sizes: Mapping[str, Array], algorithm: A
     prompts = algorithm.number("max_prompt_length", "prompt_max_len", "max_prompt_len")
     for shape in stated:
         for by in (1, -1):
-            yield _Shaped(f"one token {'more' if by > 0 else 'fewer'} than the response has", shape.of(whole + by))
+            yield _Shaped(_MORE if by > 0 else _FEWER, shape.of(whole + by))
         width = -shape.floor / shape.slope if np.isfinite(shape.floor) else 0.0
         if width:
             late = _Shape(shape.how, shape.begins + width, shape.slope, shape.floor)

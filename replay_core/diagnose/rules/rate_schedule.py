@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from replay_core.diagnose.algorithm import Algorithm, learning_rate, of_policy, rates
 from replay_core.diagnose.finding import Finding, shown, warning
 from replay_core.diagnose.rule import given, rule, skip_if
 from replay_core.diagnose.rules.learning import TOTAL
@@ -13,6 +14,8 @@ from replay_core.diagnose.signals import RunLog, Series
 LINES, LONG, NEARLY, SEVERAL, WHOLE = 20, 20, 0.98, 8, 0.9
 #: Times as many steps as stated before a warm-up is another one; how straight it rises.
 TIMES, STRAIGHT = 2.0, 0.02
+#: How near to the stated one the warm-up of another part's rate is.
+NEARLY_AS_STATED = 0.1
 #: What is left of a rate that is to stay, and of the least rate, before they are others.
 STAYS, BELOW = 0.9, 0.5
 _WARM_UP = ("warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters", "lr_warmup_iters")
@@ -34,7 +37,8 @@ def otherwise(log: RunLog) -> Finding | None:
     of ten steps; and where it falls below half of the least rate that is stated, behind its largest.
     """
     series = given(log.get("learning_rate"))
-    values, algorithm = series.finite, log.algorithm
+    # Most runs with a critic state a schedule of its own, too.
+    values, algorithm = series.finite, of_policy(log.algorithm)
     steps = [point.step for point in series.points]
     skip_if(len(values) < LINES or len(values) != len(steps), f"needs the learning rate of {LINES} steps")
     # Lines of every tenth step, or of a run that was resumed, are no beginning of a schedule.
@@ -44,7 +48,12 @@ def otherwise(log: RunLog) -> Finding | None:
     warm_up = algorithm.number(*_WARM_UP)
     # verl's -1 leaves it to a share of the run, which others state beside a number that it overrides.
     own = warm_up is not None and warm_up > 1 and not algorithm.number(*_WARM_UP_SHARES)
-    if from_start and warm_up is not None and own and (told := _warmed_otherwise(log, series, warm_up)) is not None:
+    if (
+        from_start
+        and warm_up is not None
+        and own
+        and (told := _warmed_otherwise(algorithm, series, warm_up)) is not None
+    ):
         return told
     behind = values[values.index(top) :]
     kind = algorithm.word(*_SCHEDULES)
@@ -76,10 +85,10 @@ def otherwise(log: RunLog) -> Finding | None:
     return None
 
 
-def _warmed_otherwise(log: RunLog, series: Series, warm_up: float) -> Finding | None:
+def _warmed_otherwise(algorithm: Algorithm, series: Series, warm_up: float) -> Finding | None:
     values = series.finite
     top = max(values)
-    total = log.algorithm.number(*TOTAL)
+    total = algorithm.number(*TOTAL)
     # Lines without their steps may be of every tenth: as many as steps are stated tell that they are of each.
     if warm_up >= LONG and min(values[:3]) >= NEARLY * top and total and len(values) >= WHOLE * total:
         return warning(
@@ -91,11 +100,12 @@ def _warmed_otherwise(log: RunLog, series: Series, warm_up: float) -> Finding | 
             "first updates, whose moments are of few batches, are as large as any",
             next_step=_NEXT,
         )
-    stated = log.algorithm.number("lr", "learning_rate", "actor_lr")
+    stated = learning_rate(algorithm)
     if not stated or top > stated * (1 + STRAIGHT):
         return None
     rising = values[: next((at for at, value in enumerate(values) if value >= NEARLY * stated), len(values))]
-    if len(rising) < SEVERAL:
+    # Lines of micro-batches are several of one update, and its rate stands in each of them.
+    if len(rising) < SEVERAL or any(a == b for a, b in pairwise(rising)):
         return None
     # Where the first logged rate is 0 the schedule is logged before its step, else behind it.
     begin = 0 if rising[0] == 0 else 1
@@ -105,7 +115,10 @@ def _warmed_otherwise(log: RunLog, series: Series, warm_up: float) -> Finding | 
     ):
         return None
     takes = stated / slope
-    if takes < TIMES * warm_up:
+    # The rate that is logged may be the one of another part of the model, which rises as is stated.
+    if takes < TIMES * warm_up or any(
+        abs(each / slope - warm_up) <= NEARLY_AS_STATED * warm_up for each in rates(algorithm)
+    ):
         return None
     return warning(
         f"a warm-up of {warm_up:g} steps is stated, and the learning rate rises as if it took {takes:.0f}: "

@@ -23,6 +23,9 @@ EVALUATIONS, ANSWERS, MOST, DIFFERENT = 4, 8, 0.9, 3
 #: Words (or tokens) of an answer on average that no two policies give alike; nats below which a policy is so sure that
 #: its short answers stay; by what share, and how much, its entropy changes.
 LONG, UNSURE, MOVED, AT_LEAST = 8, 0.5, 0.15, 0.1
+#: Nats that an answer holds on average (its words times the entropy of one), below which the likeliest answer of a
+#: policy that only gets surer of it stays.
+OPEN = 4.0
 
 
 class _Evaluation(Struct):
@@ -43,6 +46,8 @@ class _Motion(Struct, frozen=True):
     now: float
     is_sure: bool
     """Whether the policy may be so sure of its answers that short ones stay what they are."""
+    surer: float | None = None
+    """Nats of a token in the end, where the policy gets surer."""
 
 
 @rule("D164", "validation's answers never change", link="trend", scope="case", lasts=True,
@@ -54,6 +59,8 @@ def word_for_word(case: Case) -> Finding | None:
     moves: the entropy of training, or the log-probability of what is sampled, drifts by .15 of it and more, or its
     reward rises or falls beyond chance. Answers of less than 8 words on average stay the same where a policy is sure of
     them: they tell where not all of them have the best score, and the entropy is .5 nats and more throughout.
+    Longer ones stay, too, where the policy only gets surer: they tell where an answer still holds 4 nats and more at
+    the end (its words times the entropy), or the reward falls.
     """
     every = _evaluations(case)
     skip_if(len(every) < EVALUATIONS, f"needs the answers of {EVALUATIONS} evaluations")
@@ -66,7 +73,9 @@ def word_for_word(case: Case) -> Finding | None:
         return None
     is_long = fmean(first.words) >= LONG
     all_right = len(set(first.scores)) < 2
-    motion = next((one for one in _motions(case, every) if is_long or not (one.is_sure or all_right)), None)
+    motions = [one for one in _motions(case, every) if is_long or not (one.is_sure or all_right)]
+    settled = is_long and any(one.surer is not None and one.surer * fmean(first.words) < OPEN for one in motions)
+    motion = next((one for one in motions if not settled or (one.surer is None and one.now < one.begun)), None)
     if motion is None:
         return None
     scores = [fmean(one.scores) for one in every if one.scores]
@@ -176,7 +185,7 @@ def _motions(case: Case, every: list[_Evaluation]) -> list[_Motion]:
             continue
         begun, now = trends.level(values[:3]), trends.level(values, 3)
         if abs(now - begun) >= max(AT_LEAST, MOVED * abs(begun)):
-            found.append(_Motion(name, begun, now, sure))
+            found.append(_Motion(name, begun, now, sure, surer=now if now < begun else None))
     if abs(trends.drift(reward[1])) > trends.DRIFT_Z:
         found.append(_Motion(reward[0], trends.level(reward[1][:3]), trends.level(reward[1], 3), sure))
     return found

@@ -30,13 +30,15 @@ class _Parted(Struct, frozen=True):
     command: str
 
 
-def _prompts(batch: StepBatch) -> list[bytes] | None:
+def _prompts(batch: StepBatch) -> tuple[list[bytes], list[bytes]] | None:
+    """The prompts, and the whole samples."""
     if batch.tokens_N is None or batch.response_N is None:
         return None
     heads_B = batch.flat.first(batch.response_N)
     starts_B = batch.flat.starts_B
     tokens_N: Any = batch.tokens_N
-    return [tokens_N[start : start + head].tobytes() for start, head in zip(starts_B, heads_B, strict=True)]
+    prompts = [tokens_N[start : start + head].tobytes() for start, head in zip(starts_B, heads_B, strict=True)]
+    return prompts, [tokens_N[span].tobytes() for span in batch.flat.spans]
 
 
 @rule("D149", "the engine is off where it has seen the prompt before", link="rollout_logprobs", scope="case",
@@ -48,25 +50,32 @@ def cached(case: Case) -> Finding | None:
     """mean |trainer - rollout| of each sample, parted by whether an earlier step of the dump has its prompt. An error
     where, in 2 steps and more that have 4 samples and more of each kind, and in all such steps, nine of ten samples
     seen before are over .03 nats, nine of ten new ones are not, and the former have 5 times the latter's median: what
-    the engine keeps of a prompt is of the weights that it had then.
+    the engine keeps of a prompt is of the weights that it had then. Answers that an earlier step has as well are left
+    out: a buffer hands them out again, with the log-probabilities of the weights that sampled them.
     """
     before: set[bytes] = set()
+    whole: set[bytes] = set()
     parted: list[_Parted] = []
     at: int | None = None
     here: set[bytes] = set()
+    answered: set[bytes] = set()
     for batch in case.batches():
-        prompts = _prompts(batch)
-        if prompts is None or batch.step is None:
+        both = _prompts(batch)
+        if both is None or batch.step is None:
             continue
+        prompts, samples = both
         if batch.step != at:
-            before, here, at = before | here, set(), batch.step
+            before |= here
+            whole |= answered
+            here, answered, at = set(), set(), batch.step
         here |= set(prompts)
+        answered |= set(samples)
         between = gap_of(batch)
         if between is None:
             continue
         d_B = between.by_sample_B
         seen_B = np.array([one in before for one in prompts])
-        heard_B = np.isfinite(d_B)
+        heard_B = np.isfinite(d_B) & np.array([one not in whole for one in samples])
         if min((seen_B & heard_B).sum(), (~seen_B & heard_B).sum()) >= SAMPLES:
             place = batch.laid.where("rollout_logprobs", sample=seen_B & heard_B)
             command = batch.laid.mismatch_command()

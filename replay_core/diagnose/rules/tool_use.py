@@ -145,6 +145,8 @@ def _at_the_limit(log: RunLog) -> _Found | None:
 
 #: How many times its first level the time in tools comes to, seconds more, a rise beyond doubt; of a step.
 LONGER, SECONDS, SURELY, SLOWER = 3.0, 5.0, 4.0, 1.5
+#: And how many times as far as the calls it has to grow, where these are logged.
+BY_CALL = 2.0
 
 
 @rule("L89", "tools take ever longer", link="time", scope="signals", needs=("tool_seconds",), lasts=True,
@@ -152,7 +154,8 @@ LONGER, SECONDS, SURELY, SLOWER = 3.0, 5.0, 4.0, 1.5
 def slow_tools(log: RunLog) -> Finding | None:
     """The mean time of a sample in calls of tools, in the last quarter of 12 steps and more 3 times that of the first
     and 5 seconds more, by far more than chance (z over 4): worth knowing, as more calls may be made. A warning where
-    steps get half as long again meanwhile.
+    steps get half as long again meanwhile, and the time grows twice as far as the calls (or turns), where these are
+    logged.
     """
     for series in log.all("tool_seconds"):
         values, begun, now = _parts(series)
@@ -163,7 +166,9 @@ def slow_tools(log: RunLog) -> Finding | None:
         whole, calls = log.get("step_seconds"), log.get("tool_calls") or log.get("turns")
         parts = _parts(whole) if whole is not None and len(whole.finite) >= trends.MIN_STEPS else None
         more = _parts(calls) if calls is not None and len(calls.finite) >= trends.MIN_STEPS else None
-        slower = parts is not None and parts[2] >= SLOWER * parts[1] > 0
+        # More calls are more time: the service is slower where a call takes longer.
+        by_call = now / begun if more is None or not more[1] > 0 else (now / begun) / (more[2] / more[1])
+        slower = parts is not None and parts[2] >= SLOWER * parts[1] > 0 and by_call >= BY_CALL
         return finding(
             "warning" if slower else "info",
             f"calls of tools take ever longer: {series.name} goes from {begun:.3g} to {now:.3g} s"

@@ -271,6 +271,16 @@ def test_tools_that_take_ever_longer_are_a_warning_where_steps_do(tmp_path: Path
     assert ours(diagnosed(tmp_path, text(1.02, 1.0))) == []
 
 
+def test_tools_that_take_as_long_as_ever_and_are_called_more_are_worth_knowing(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    steps = [
+        {"timing_s/agent_loop/tool_calls/mean": 1.5 * calls + 0.1 * draw.random(), "num_turns/mean": 1 + calls,
+         "timing_s/step": 50 + 5 * calls + draw.random(), "actor/grad_norm": 0.2 + 0.01 * draw.random()}
+        for calls in (1 + step / 3 for step in range(30))
+    ]  # fmt: skip
+    assert ours(diagnosed(tmp_path, verl(steps))) == [("L89", "info")]
+
+
 def megatron(skipped: Callable[[int], int], scale: Callable[[int], float]) -> str:
     draw = random.Random(6)
     return "".join(

@@ -68,6 +68,38 @@ def test_a_rate_as_it_is_stated_is_nothing(rate: Rate, head: str, tmp_path: Path
     assert _told(tmp_path, rate, head) == []
 
 
+CRITIC = "max_steps: 60\nactor.optim.lr: 1e-6\ncritic.optim.lr: 1e-5\n"
+OF_TABLES = (
+    "(TaskRunner pid=8) {'actor_rollout_ref': {'actor': {'optim': {'lr': 1e-06}}},\n"
+    "(TaskRunner pid=8)  'critic': {'optim': {'lr': 1e-05,\n(TaskRunner pid=8)                       "
+    "'lr_warmup_steps': 20}},\n(TaskRunner pid=8)  'trainer': {'total_training_steps': 60}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("rate", "head"),
+    [
+        (lambda step: 1e-6, CRITIC + "critic.optim.lr_warmup_steps: 20\n"),
+        (lambda step: 1e-6, OF_TABLES),
+        (_cosine(1), CRITIC + "critic.optim.lr_scheduler_type: constant\n"),
+        (_cosine(1), CRITIC + "critic.optim.min_lr: 5e-7\n"),
+        (lambda step: 1e-6 * (step + 1) / 100, CRITIC + "lr_warmup_steps: 100\n"),
+    ],
+)
+def test_a_critics_schedule_is_none_of_the_policys(rate: Rate, head: str, tmp_path: Path) -> None:
+    assert _told(tmp_path, rate, head) == []
+
+
+def test_a_warm_up_of_another_parts_rate_is_as_stated(tmp_path: Path) -> None:
+    head = "lr: 1e-5\nvision_lr: 1e-6\nwarmup_steps: 100\nmax_steps: 500\n"
+    assert _told(tmp_path, lambda step: 1e-6 * (step + 1) / 100, head) == []
+
+
+def test_lines_of_micro_batches_are_no_steps_of_the_schedule(tmp_path: Path) -> None:
+    head = "learning_rate: 1e-6\nwarmup_steps: 100\nmax_steps: 500\n"
+    assert _told(tmp_path, lambda step: 1e-6 * (step // 4 + 1) / 100, head, steps=300) == []
+
+
 def test_lines_of_every_tenth_step_are_no_beginning(tmp_path: Path) -> None:
     assert _told(tmp_path, _cosine(10), COSINE.replace("60", "600"), steps=600, every=10) == []
     assert _told(tmp_path, lambda step: 1e-6, CONSTANT.replace("60", "600"), steps=600, every=20) == []

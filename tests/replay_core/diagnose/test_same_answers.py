@@ -41,6 +41,8 @@ def _logits(step: int, kept: str) -> np.ndarray:
     towards = draw.normal(0, 1.5, (WORDS, WORDS))
     if kept == "sure":
         return begun + (4 + step) * 5 * np.eye(WORDS)[(np.arange(WORDS) * 7) % WORDS]
+    if kept == "surer":
+        return 0.3 * begun + (5.2 + 0.25 * step) * np.eye(WORDS)[(np.arange(WORDS) * 7) % WORDS]
     if kept == "rests":
         return begun
     return begun + 0.3 * step * towards
@@ -85,6 +87,8 @@ def test_answers_that_are_those_of_the_first_evaluation_are_told(size: int, tmp_
         ("moves", False, 12, 3, 2),
         # Sure of its answers: they stay, and the policy moves.
         ("sure", False, 1, 3, 2),
+        # Begins at .6 nats, and gets surer of the answers that are its likeliest ones already.
+        ("surer", False, 10, 3, 2),
         # All right and short.
         ("moves", True, 2, 0, 2),
         # Nothing moves.

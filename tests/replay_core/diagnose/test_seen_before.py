@@ -52,6 +52,26 @@ def test_prompts_that_come_again(off: str, tmp_path: Path) -> None:
     assert not told(recorded(tmp_path, _Prompts(off)), "D149")
 
 
+def test_answers_that_a_buffer_hands_out_again_are_old_and_no_cache_is(tmp_path: Path) -> None:
+    kept: list[Fields] = []
+
+    def again(step: int, fields: Fields) -> None:
+        draw = torch.Generator().manual_seed(step)
+        apart = 0.003 * torch.randn(fields["response_mask"].shape, generator=draw)
+        fields["rollout_log_probs"] = (fields["old_log_probs"] + apart) * fields["response_mask"]
+        new = {name: value.clone() if isinstance(value, torch.Tensor) else [*value] for name, value in fields.items()}
+        for group in (0, 3) if kept else ():
+            here, there = slice(5 * group, 5 * group + 5), slice(5 * group + 5, 5 * group + 10)
+            for name, value in fields.items():
+                value[here] = kept[-1][name][there]
+            moved = 0.2 * torch.randn(5, RESPONSE, generator=draw)
+            now = (fields["old_log_probs"][here] + moved).clamp(max=-1e-4)
+            fields["old_log_probs"][here] = now * fields["response_mask"][here]
+        kept.append(new)
+
+    assert not told(recorded(tmp_path, again), "D149")
+
+
 def _old(step: int, fields: Fields, *, grows: bool = False) -> None:
     draw = torch.Generator().manual_seed(step)
     mask = fields["response_mask"]

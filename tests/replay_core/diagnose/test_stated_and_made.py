@@ -146,7 +146,12 @@ def _paid(folder: Path, how: str, *, recorded: str = "", flags: dict[str, Any] |
             for row, (prompt, length) in enumerate(zip(prompts_B, lengths_B, strict=True)):
                 ids_BS[row, 8 - prompt : 8 + length] = draw.integers(3, 20, prompt + length)
                 mask_BS[row, 8 - prompt : 8 + length] = 1
-            size_B = {"right": lengths_B, "prompt": prompts_B + lengths_B, "one": lengths_B + 1}.get(how, lengths_B)
+            size_B = {
+                "right": lengths_B,
+                "prompt": prompts_B + lengths_B,
+                "one": lengths_B + 1,
+                "text": lengths_B - 1,
+            }.get(how, lengths_B)
             penalty_B = -np.clip((size_B - 8) / 4, 0, 1)
             penalty_B = {"sign": -penalty_B, "factor": 0.5 * penalty_B}.get(how, penalty_B)
             acc_B = draw.integers(0, 2, 32)
@@ -169,6 +174,13 @@ def test_a_penalty_that_is_made_otherwise_than_stated(how: str, says: str, recor
     found = of(look(tmp_path / "d", "D175"), "D175")
     assert (found is not None) == bool(says)
     assert found is None or says in found.claim
+
+
+def test_a_penalty_that_counts_no_end_token_is_worth_knowing(tmp_path: Path) -> None:
+    _paid(tmp_path / "d", "text")
+    found = of(look(tmp_path / "d", "D175"), "D175")
+    assert found is not None
+    assert (found.severity, "one token fewer" in found.claim) == ("info", True)
 
 
 def test_a_penalty_with_the_wrong_sign(tmp_path: Path) -> None:

@@ -246,6 +246,31 @@ def test_megatrons_tables_of_ranks_name_the_slow_one(tmp_path: Path) -> None:
     assert "all ranks wait for rank 5" in waits.claim
 
 
+def _stages(at: int, more: float) -> str:
+    """Four stages of a pipeline, the last of which has the head: all phases of Megatron's second level."""
+    phases = {
+        "forward-compute": [7000, 7000, 7050, 10500], "backward-compute": [14000, 14050, 14000, 20800],
+        "forward-recv": [0, 1000, 2000, 3000], "backward-recv": [6000, 4000, 2000, 0],
+        "optimizer": [900, 905, 900, 900],
+    }  # fmt: skip
+    return "times across ranks (ms):\n" + "".join(
+        f"  {name}:\n" + "".join(f"     rank {rank:2}: {value + at % 7:.2f}\n" for rank, value in enumerate(values))
+        for name, values in phases.items()
+    )
+
+
+def test_stages_of_a_pipeline_wait_as_their_schedule_has_it(tmp_path: Path) -> None:
+    stated = "  pipeline_model_parallel_size .................... 4\n"
+    (finding,) = [one for one in diagnosed(tmp_path, stated + megatron(_stages)).findings if one.id == "L100"]
+    assert finding.severity == "info"
+    assert "head over the vocabulary" in finding.cause
+    least = "(min, max) time across ranks (ms):\n    backward-compute ....: (14000.00, 20500.00)\n"
+    (finding,) = [
+        one for one in diagnosed(tmp_path, stated + megatron(lambda at, more: least)).findings if one.id == "L100"
+    ]
+    assert finding.severity == "info"
+
+
 def test_the_least_and_most_of_ranks_say_that_one_is_slow(tmp_path: Path) -> None:
     found = only(diagnosed(tmp_path, megatron(
         lambda at, more: "(min, max) time across ranks (ms):\n    forward-backward ......: (11000.00, "
