@@ -206,11 +206,11 @@ def _from_padding(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if trained_N is None or not np.ptp(unlike.heard_B) > 0:
         return
     tokens_B = batch.flat.count(trained_N).astype(np.float64)
-    slots = float(width * len(tokens_B))
-    if not tokens_B.sum() < slots:
-        return
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     for what, score_B in (("r", reward_B), ("r - group mean", advantages.group_centred(reward_B, group_B))):
+        slots = float(max(width, _width_of(score_B, tokens_B, unlike)) * len(tokens_B))
+        if not tokens_B.sum() < slots:
+            continue
         mean = float(score_B @ tokens_B) / slots
         squares = float(((score_B - mean) ** 2) @ tokens_B) + (slots - float(tokens_B.sum())) * mean**2
         for divisor in (slots, slots - 1):
@@ -224,6 +224,21 @@ def _from_padding(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                     "one",
                 )  # fmt: skip
                 return
+
+
+def _width_of(score_B: Array, tokens_B: Array, unlike: Unlike) -> int:
+    """The width of the padded responses that a mean over all slots would be of, where advantages are a line of scores
+    and rows are recorded narrower than they were; 0 where they are none.
+    """
+    kept_B = score_B[unlike.kept_B]
+    if np.ptp(kept_B) <= 1e-9:
+        return 0
+    gain, off = np.polyfit(kept_B, unlike.heard_B, 1)
+    total = float(score_B @ tokens_B)
+    if not gain > 0 or abs(off) < 1e-3 or not agree(unlike.heard_B, gain * kept_B + off, unlike.close):
+        return 0
+    width = total / (-off / gain) / len(score_B)
+    return round(width) if 0 < width < 1e6 and abs(width - round(width)) < 1e-2 else 0
 
 
 _NORMALISED = "(r - group mean) / group std"

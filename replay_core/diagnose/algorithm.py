@@ -266,9 +266,7 @@ class Algorithm:
     def _weight_bounds(self) -> tuple[float | None, float | None]:
         """Both bounds of the engine's weights, where one setting holds them (OpenRLHF's)."""
         both = first_of(self._settings, "vllm_is_truncated_threshold", "is_correction_threshold")
-        if not isinstance(both, (list, tuple)) or len(both) != 2:
-            return None, as_number(both)
-        return as_number(both[0]), as_number(both[1])
+        return _two_numbers(both) or (None, as_number(both))
 
     @property
     def loss_kl_estimator(self) -> str:
@@ -289,6 +287,9 @@ class Algorithm:
         either = self.number("clip_ratio", "cliprange", "clip_range", "clip_eps", "eps_clip", "clip_epsilon")
         low = self.number("clip_ratio_low", "clip_low", "eps_low", "epsilon_low", "eps_clip_low", *_LOW)
         high = self.number("clip_ratio_high", "clip_high", "eps_high", "epsilon_high", "eps_clip_high", *_HIGH)
+        both = _two_numbers(first_of(self._settings, "eps_clip_low_high", "clip_range", "clip_ratio", "eps_clip"))
+        if both is not None and low is None and high is None:  # OpenRLHF's, which has one number beside it
+            return both
         if either is None and low is None:
             # TRL's word for it, and an optimizer's for what it adds to a root.
             epsilon = self.number("epsilon")
@@ -383,8 +384,11 @@ def is_truncated(algorithm: Algorithm) -> bool | None:
 
 def kl_in_rewards(algorithm: Algorithm) -> float | None:
     """The coefficient of a KL that is subtracted from the rewards; None where the run does not state that."""
-    if not any(algorithm.is_on(name) for name in KL_IN_REWARDS):
-        return None
+    switches = [algorithm.is_on(name) for name in KL_IN_REWARDS]
+    if not any(switches):
+        # OpenRLHF's one coefficient is the rewards' where its switch says that it is not the loss's.
+        alone = algorithm.is_on("use_kl_loss") is False and False not in switches
+        return algorithm.number("init_kl_coef") if alone else None
     return algorithm.number("kl_in_reward_coef", "kl_coef", "init_kl_coef", "kl_beta", "kl_penalty_coef")
 
 
@@ -562,6 +566,14 @@ def stated_pad(facts: Mapping[str, Any]) -> int | None:
     if found is None:
         found = as_number(next(_inside(facts, "tokenizer", "pad", (), _DEEPEST), None))
     return None if found is None or found < 0 or found != int(found) else int(found)
+
+
+def _two_numbers(value: Any) -> tuple[float, float] | None:
+    """A setting that holds a low and a high number."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None
+    low, high = map(as_number, value)
+    return None if low is None or high is None else (low, high)
 
 
 def as_number(value: Any) -> float | None:

@@ -461,21 +461,21 @@ class Logged(Struct, frozen=True, dict=True):
         """Whether values make the logged losses: by any factor where 3 micro-batches tell, else by none."""
         return self.factor(values_N, plain=len(self.values_M) < FEWEST) is not None
 
-    def _per_micro(self, each: Array) -> Array:
+    def per_micro(self, each: Array) -> Array:
         return np.bincount(self.micro_of_sample, weights=each, minlength=len(self.values_M))
 
     @cached_property
-    def _sizes(self) -> tuple[Array, Array, Array]:
+    def sizes(self) -> tuple[Array, Array, Array]:
         """The tokens of each sample, the tokens of each micro-batch, and its samples: hundreds of losses are tried."""
         samples = len(self.micro_of_sample)
         counts = np.bincount(self.sample_of, minlength=samples)
-        return counts, self._per_micro(counts), self._per_micro(np.ones(samples))
+        return counts, self.per_micro(counts), self.per_micro(np.ones(samples))
 
     def factor(self, values_N: Array, *, loose: float = 1.0, plain: bool = False) -> float | None:
         """That factor (of the token mean, or of what fits); None where none does. `plain`: it has to be 1."""
-        counts, tokens, heard = self._sizes
+        counts, tokens, heard = self.sizes
         sums = np.bincount(self.sample_of, weights=values_N[self.token_of], minlength=len(counts))
-        total, of_means = self._per_micro(sums), self._per_micro(sums / np.maximum(counts, 1))
+        total, of_means = self.per_micro(sums), self.per_micro(sums / np.maximum(counts, 1))
         for base in (
             total / np.maximum(tokens, 1), of_means / np.maximum(heard, 1), total / np.maximum(self.update_tokens_M, 1),
             total / np.maximum(heard, 1), total,

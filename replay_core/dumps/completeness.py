@@ -52,6 +52,8 @@ def every_hole(keys: Iterable[RecordKey], where: str) -> list[Problem]:
         taken[key.step, key.rank][key.role].add(key.micro)
     problems: list[Problem] = []
     for stage, steps in grid.items():
+        strides = {_stride(micros) for by_rank in steps.values() for micros in by_rank.values()}
+        evenly = len(steps) > 1 and len(strides) == 1 and None not in strides
         ranks = sorted({rank for by_rank in steps.values() for rank in by_rank if rank is not None})
         never = _gaps(ranks)
         if never:
@@ -65,6 +67,8 @@ def every_hole(keys: Iterable[RecordKey], where: str) -> list[Problem]:
             # Some trainers count on across steps, so a step begins where its first micro-batch is.
             # Numbers with far more gaps than records are no count: a part of them begins at 1000, say.
             whole = bool(numbers) and max(numbers) - min(numbers) < _SPARSE * len(numbers) and stage not in _CLOSING
+            # What is there once for several micro-batches (an optimizer's step) has every second number, in all steps.
+            whole = whole and not evenly
             expected = set(range(min(numbers), max(numbers) + 1)) if whole else numbers
             for rank, micros in by_rank.items():
                 by_role = taken[step, rank]
@@ -79,6 +83,13 @@ def every_hole(keys: Iterable[RecordKey], where: str) -> list[Problem]:
                     what = f"step {step} {stage}: micro {few(lost)}{of} is missing"
                     problems.append(_hole(where, what, stage, step, rank))
     return problems
+
+
+def _stride(micros: set[int | None]) -> int | None:
+    """By how many numbers micro-batches lie apart, the same for all; None where they do not, or follow each other."""
+    numbers = sorted(micro for micro in micros if micro is not None)
+    apart = {after - before for before, after in pairwise(numbers)}
+    return apart.pop() if len(apart) == 1 and apart != {1} else None
 
 
 def _hole(where: str, what: str, stage: str, step: int | None, rank: int | None = None) -> Problem:

@@ -98,6 +98,7 @@ def settled(fields: list[TensorRef]) -> list[TensorRef]:
     no other mask does and it is laid out as what is said of responses, not as the tokens are, and of a critic's two
     numbers of a token the old ones are the `values` that advantages are made of: those beside them are what it says now.
     """
+    fields = ragged_alike(fields)
     meanings = {ref.canonical for ref in fields}
     if "reward" in meanings:
         shapes = {ref.shape for ref in fields if ref.canonical in _PER_TOKEN and len(ref.shape) == 2}
@@ -119,6 +120,24 @@ def settled(fields: list[TensorRef]) -> list[TensorRef]:
     if "group_id" not in meanings:
         fields = [ref.with_(canonical="group_id") if ref.name in ("uid", "uids") else ref for ref in fields]
     return fields
+
+
+def ragged_alike(fields: list[TensorRef]) -> list[TensorRef]:
+    """The fields of one record in which lists of rows are such, whatever their lengths: responses that happen to be
+    equally long stand beside prompts that are not, and what is said of their tokens beside them.
+    """
+    parts = {ref.canonical: ref for ref in fields if ref.canonical in ("prompt_ids", "response_ids")}
+    if len(parts) < 2 or sum(ref.rows is not None for ref in parts.values()) != 1:
+        return fields
+    even = next(ref for ref in parts.values() if ref.rows is None)
+    if len(even.shape) != 2:
+        return fields
+    return [
+        ref.with_(shape=(ref.numel,), rows=(ref.shape[1],) * ref.shape[0])
+        if ref.rows is None and ref.shape == even.shape and isinstance(ref.source, Inline) and not ref.is_text
+        else ref
+        for ref in fields
+    ]
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:

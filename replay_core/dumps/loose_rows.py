@@ -13,7 +13,7 @@ from typing import Any
 
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Dialect, Index
-from replay_core.dumps.fields import flatten
+from replay_core.dumps.fields import flatten, ragged_alike
 from replay_core.dumps.file_places import STEP_FIELDS, step_within, told_apart
 from replay_core.dumps.json_rows import decoded, first_row, names_with, rows_by_place
 from replay_core.dumps.listing import listing
@@ -102,9 +102,9 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         fields = table_of(decoded(path, rows.of(key.step), problems))
         if not fields:
             raise DumpError("no row of the record can be read", file=str(path))
-        return Fields(named(fields, {}), problems)
+        return Fields(ragged_alike(named(fields, {})), problems)
     content = read_container(path)
-    return Fields(named(flatten(content.tree), {}), (Problem(str(path), what) for what in content.problems))
+    return Fields(ragged_alike(named(flatten(content.tree), {})), (Problem(str(path), what) for what in content.problems))
 
 
 DIALECT = Dialect("file", "rest", detect, index, read, grows=r"\.(?:jsonl|ndjson)$")

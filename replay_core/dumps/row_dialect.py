@@ -17,7 +17,7 @@ from replay_core.dumps.columns import columns
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.dialect import Dialect, Index, any_of
-from replay_core.dumps.fields import flatten
+from replay_core.dumps.fields import flatten, ragged_alike
 from replay_core.dumps.file_places import told_apart
 from replay_core.dumps.json_rows import decoded, first_row, is_broken, names_with, rows_by_place
 from replay_core.dumps.listing import listing
@@ -160,7 +160,7 @@ class RowFiles:
                 sentinel=both or None, alignment=ref.alignment or _sample(ref),
                 canonical=f"{self.spec.others}.{ref.name}" if is_other else ref.canonical,
             ))  # fmt: skip
-        return answer
+        return ragged_alike(answer)
 
 
 def _shows_its_fields(file: Path) -> bool:

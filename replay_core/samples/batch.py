@@ -288,7 +288,16 @@ class Batch:
         return replace(layout, response_width=responses.shape[1])
 
     def _by_shape(self) -> TokenLayout | None:
-        """Samples known by values alone: a slot is then called a token."""
+        """Samples known by values alone: a slot is then called a token. A mask and log-probabilities along one axis are
+        of a single sample (prime-rl's loss sees them so).
+        """
+        mask = self.held.find(*_ROLLED)
+        if mask is not None and len(mask.shape) == 1 and mask.rows is None:
+            alike = (naming.meaning(ref.canonical or ref.name).kind == "logprob" and ref.shape == mask.shape
+                     for ref in self.held.fields())  # fmt: skip
+            if any(alike):
+                self.padding_known, self.count = False, 1
+                return TokenLayout.padded(np.ones((1, mask.shape[0]), bool))
         for ref in self.held.fields():
             known = naming.meaning(ref.canonical or ref.name).alignment in ("next", "full")
             if ref.is_text or not known or (ref.rows is None and len(ref.shape) != 2):

@@ -134,3 +134,14 @@ def test_a_head_called_output_is_the_models_own() -> None:
     assert not naming.is_head("layers.0.attention.output.weight")
     assert all(map(naming.makes_logits, ["forward.output.logits", "output.output", "embed_out.output"]))
     assert not naming.makes_logits("layers.0.output.output")
+
+
+@pytest.mark.parametrize(("name", "meaning"), [
+    ("logp_old", "old_logprobs"), ("old_policy_logprobs", "old_logprobs"), ("lp_ref", "ref_logprobs"),
+    ("ref_policy_token_logps", "ref_logprobs"), ("gen_lp", "rollout_logprobs"), ("logprobs_new", "policy_logprobs"),
+    ("tok_logp", "policy_logprobs"), ("forward.old_logp", "forward.old_logprobs"), ("lp", "lp"),
+    ("mean_logp", "mean_logp"), ("policy_chosen_logps", "policy_chosen_logps"),
+    ("sampling_logp_difference", "sampling_logp_difference"), ("rollout_ref_logps", "rollout_ref_logps"),
+])  # fmt: skip
+def test_the_words_of_a_log_probabilitys_name_say_whose_it_is(name: str, meaning: str) -> None:
+    assert naming.canonical(name) == meaning

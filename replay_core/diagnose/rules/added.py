@@ -23,6 +23,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
 from replay_core.diagnose.rules.summed import logged_kl
 from replay_core.diagnose.surrogates import FLOOR, logged_of
+from replay_core.diagnose.whole_losses import solve
 from replay_core.objectives import kl
 from replay_core.records import Record, TensorRef
 
@@ -52,6 +53,10 @@ def added_up(case: Case) -> Iterator[Finding]:
     the run states. The KL loss may be recorded with its coefficient or without:
     of a beta of 1, policy and reference tell which.
 
+    Where the loss is recorded alone, its terms are made of the tokens (the policy's as it is stated, the KL by every
+    estimator, the entropy; over tokens, samples or the update) and one set of weights is solved for that makes every
+    loss of 8 micro-batches and more: it is judged as above.
+
     Where no KL is recorded, loss - pg_loss is held against the entropy of the tokens (any reduction, to 2e-4): an error
     where it is added, which presses the entropy down, and where its weight is off the stated one by as much. And
     against pg_loss itself: one factor of 1.5 and more in all micro-batches that are no count of ranks is an error (a
@@ -71,7 +76,8 @@ def added_up(case: Case) -> Iterator[Finding]:
         if loss is not None and pg is not None
     ]  # fmt: skip
     if len(rows) < FEWEST:
-        raise Skip(f"needs loss and pg_loss of {FEWEST} micro-batches, and kl_loss for the weight of the KL")
+        yield from _of_tokens(case)
+        return
     scales = scales_of(case, [record for *_, record in rows])
     weighed = [row for row in rows if abs(row[2]) > LEAST]
     found: list[Finding | None] = []
@@ -94,6 +100,39 @@ def added_up(case: Case) -> Iterator[Finding]:
     if not any(found):
         found.append(_value(case, scales))
     yield from (one for one in found if one is not None)
+
+
+def _of_tokens(case: Case) -> Iterator[Finding]:
+    """The weights of terms in a loss that is recorded alone, by what its tokens make of each term."""
+    beta, bonus = _coefficient_of_loss(case), _bonus(case)
+    solved = solve(case, beta, bonus)
+    if solved is None:
+        raise Skip(
+            f"needs loss and pg_loss of {FEWEST} micro-batches, and kl_loss for the weight of the KL; the recorded tokens "
+            "make no loss"
+        )
+    place = solved.batch.laid.where_record(solved.batch.columns.scalars("loss")[0].record, "loss")
+    told = shown("micro-batches that tell", solved.micros)
+    weight = solved.kl or 0.0
+    if weight < -1e-9:
+        claim = f"the KL term is subtracted from the loss: it has the wrong sign (coefficient {weight:.3g})"
+        cause = "the sign of the term is turned where the loss is summed up: distance from the reference is rewarded"
+    elif beta and solved.kl is None:
+        claim = f"the KL term is not in the loss: the policy's part alone makes it, and the run states a coefficient of {beta:g}"
+        cause = "the KL is left out where the loss is summed up"
+    elif beta and not 1 / WEIGHED < weight / beta < WEIGHED:
+        claim = f"the KL term weighs {weight:.3g} in the loss, and the run states a coefficient of {beta:g}"
+        cause = "the coefficient that is configured does not reach the loss, or is scaled on its way"
+    else:
+        found = None if solved.entropy is None else _judged_entropy(case, solved.entropy, place, solved.steps, told)
+        yield from [] if found is None else [found]
+        return
+    yield error(
+        claim, place, shown("coefficient of the KL that makes the losses of their tokens", weight, "> 0"), told,
+        *([] if not solved.estimator else [shown("estimator that does", solved.estimator)]),
+        *([] if beta is None else [shown("coefficient that is stated", beta)]),
+        cause=cause, next_step=_LOOK_AT_SUM, steps=solved.steps,
+    )  # fmt: skip
 
 
 #: How runs state the weight of a value head's loss, and how records name that loss.

@@ -976,9 +976,22 @@ def _dies(log: RunLog, series: Series) -> Iterator[Finding]:
 OUT, PAID = 2, 4
 
 
+#: How often chance may leave a reward of few right answers without any before it is a judge that failed.
+_BY_CHANCE = 1e-3
+
+
+def _happens(paid: list[float], steps: int) -> bool:
+    """Whether the rewards are so few right answers, all multiples of the least, that steps without one happen."""
+    least = min(paid)
+    if any(abs(value / least - round(value / least)) > 1e-2 for value in paid):
+        return False
+    answers = sum(paid) / len(paid) / least
+    return len(paid) * math.exp(-answers * steps) > _BY_CHANCE
+
+
 def _fails_for_a_while(log: RunLog, series: Series) -> Iterator[Finding]:
     """Exactly 0 in 2 steps and more in a row, with no spread where one is logged, and in no other step: in all of them
-    (4 before, 1 after) it is over a quarter of the median. What the reward functions give in these steps, if logged.
+    (4 before, 1 after) it is over a quarter of the median; not of rewards that are a few right answers each. What the reward functions give in these steps, if logged.
     """
     points = [point for point in series.points if math.isfinite(point.value)]
     zero = [at for at, point in enumerate(points) if point.value == 0]
@@ -986,6 +999,8 @@ def _fails_for_a_while(log: RunLog, series: Series) -> Iterator[Finding]:
     if len(zero) < OUT or not paid or zero[-1] - zero[0] + 1 != len(zero) or zero[-1] == len(points) - 1:
         return
     if zero[0] < PAID or len(zero) > len(paid) or not min(paid) > 0.25 * median(paid) > 0:
+        return
+    if _happens(paid, len(zero)):
         return
     steps = [points[at].step for at in zero]
     spread = log.get("reward_std")

@@ -24,6 +24,7 @@ from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
+from replay_core.diagnose.passes import keys_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
@@ -577,8 +578,11 @@ def _twice_in_its_group(
     """Rows that are copies of others of their group: what doubles a batch under the ids that it had."""
     # Later passes over one rollout are recorded as micro-batches of their own.
     micro_of = {row: micro for (_, micro), samples in batch.laid.rows_by_micro().items() for row in samples}
+    # So are they where rows say what the policy gave them in a pass: after an update that is another number.
+    passes = keys_of(batch, "policy_logprobs") if batch.has("policy_logprobs") else [None] * len(each)
     rows = [
-        (group, key, micro_of.get(row)) for row, (group, key) in enumerate(zip(group_B.tolist(), each, strict=True))
+        (group, key, micro_of.get(row), passes[row])
+        for row, (group, key) in enumerate(zip(group_B.tolist(), each, strict=True))
     ]
     counts = Counter(rows)
     twice_B = np.array([counts[row] > 1 for row in rows], dtype=bool) & (sums_B < IMPROBABLE)

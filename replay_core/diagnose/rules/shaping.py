@@ -44,9 +44,7 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
     both_N = batch.pair(policy, ref) & rewards.said_N
     if scores is None:
         # A response's reward lies at its last token: the others hold what is penalised, and nothing else.
-        trained_N, scored_N = given(batch.trained_N), np.zeros(both_N.size)
-        last_B = batch.flat.last(trained_N)
-        both_N[(batch.flat.starts_B + last_B)[last_B >= 0]] = False
+        scored_N, both_N = np.zeros(both_N.size), both_N & _before_last_N(batch)
     else:
         both_N, scored_N = both_N & scores.said_N, scores.values_N
     y = (rewards.values_N - scored_N)[both_N]
@@ -73,6 +71,25 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
             )
         return
     raise Skip("rewards and scores differ by no KL estimator of the recorded log-probabilities")
+
+
+def _penalised(batch: StepBatch) -> tuple[Column, Array, Array] | None:
+    """Rewards of tokens, what they are of it before a penalty [N], and where both are known."""
+    rewards, scores = batch.columns.of("token_rewards"), batch.columns.of("token_scores")
+    if rewards is not None:
+        return None if scores is None else (rewards, scores.values_N, rewards.said_N & scores.said_N)
+    if not batch.has("returns") or batch.has("values"):
+        return None
+    rewards = _of_returns(batch)
+    return rewards, np.zeros(rewards.values_N.size), rewards.said_N & _before_last_N(batch)
+
+
+def _before_last_N(batch: StepBatch) -> Array:
+    """Tokens that count, but for each response's last, which has the response's reward."""
+    before_N: Array = given(batch.trained_N).copy()
+    last_B = batch.flat.last(before_N)
+    before_N[(batch.flat.starts_B + last_B)[last_B >= 0]] = False
+    return before_N
 
 
 def _of_returns(batch: StepBatch) -> Column:
@@ -122,8 +139,8 @@ def _is_none(batch: StepBatch, rewards: Column, y: Array, both_N: Array, stated:
       explains=("L08", "L10", "D107"), lasts=True,
       source="verl apply_kl_penalty (kl_ctrl, kl_penalty), OpenRLHF init_kl_coef")  # fmt: skip
 def kl_in_rewards_stated(case: Case) -> Finding | None:
-    """Token rewards less token scores, in 2 steps and more, as -beta KL of policy and reference over the tokens that
-    count: an error where beta is one number in all of them (to 2 %) and more than 5 % off the coefficient that the run
+    """Token rewards less token scores (or, of returns without a critic, what each has more than the next token's, but
+    for the last), in 2 steps and more, as -beta KL of policy and reference over the tokens that count: an error where beta is one number in all of them (to 2 %) and more than 5 % off the coefficient that the run
     states for a KL in its rewards; and where the run states an estimator (k1, k2, k3, |log r|) and another alone
     makes them; or where nothing is subtracted at all; and where a KL is, and the run states that none is
     (`use_kl_in_reward`). Silent where the controller is adaptive: by its type, and without
@@ -140,12 +157,15 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
     found: list[tuple[StepBatch, str, float]] = []
     looked, none = 0, 0
     for batch in case.batches():
-        rewards, scores = batch.columns.of("token_rewards"), batch.columns.of("token_scores")
         policy, ref = batch.trainer, batch.columns.of("ref_logprobs")
-        if rewards is None or scores is None or policy is None or ref is None or batch.trained_N is None:
+        if policy is None or ref is None or batch.trained_N is None:
             continue
-        both_N = batch.pair(policy, ref) & rewards.said_N & scores.said_N
-        y = (rewards.values_N - scores.values_N)[both_N]
+        told = _penalised(batch)
+        if told is None:
+            continue
+        rewards, scored_N, said_N = told
+        both_N = batch.pair(policy, ref) & said_N
+        y = (rewards.values_N - scored_N)[both_N]
         apart = float(np.abs(policy.values_N - ref.values_N)[both_N].max(initial=0.0))
         # Before the first update policy and reference are one.
         if both_N.sum() < FEWEST or apart < APART or not np.isfinite(y).all():
@@ -173,7 +193,7 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
     if len(found) < 2 or 3 * len(found) < 2 * looked or min(betas) <= 0:
         return None
     beta, batch = float(np.median(betas)), found[0][0]
-    place = batch.laid.where("token_rewards", sample=0)
+    place = batch.laid.where("token_rewards" if batch.has("token_rewards") else "returns", sample=0)
     steps = [each.step for each, _, _ in found]
     if is_off:
         twice = algorithm.is_on("use_kl_loss") is True

@@ -52,3 +52,38 @@ def test_a_mask_as_wide_as_the_ids_is_said_of_all_tokens_and_one_as_wide_as_the_
     assert found["attention_mask"] == ("full", "left+right")
     if module.startswith("verl"):
         assert found["loss_mask"] == ("full", "left+right")
+
+
+def test_a_step_that_files_hold_numbers_them_where_no_name_does(tmp_path: Path) -> None:
+    for number, step in ((0, 10), (1, 20), (2, 30)):
+        save_file(tmp_path / f"batch_{number}.pt", {"step": step, "advantages": torch.ones(2, 3)})
+    run = opened(tmp_path)
+    assert [record.key.step for record in run.records] == [10, 20, 30]
+    assert "the step is what they hold" in run.notes[0]
+
+
+def test_rows_of_several_steps_in_one_file_are_a_record_each(tmp_path: Path) -> None:
+    lines = [f'{{"step": {step}, "tokens": [{row}, 2], "reward": {row}}}' for step in (3, 4) for row in range(2)]
+    (tmp_path / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
+    run = opened(tmp_path)
+    assert [record.key.step for record in run.records] == [3, 4]
+    assert run.records[1].tensors()[1].shape == (2, 2)
+
+
+def test_responses_that_are_equally_long_by_chance_are_rows_beside_prompts_that_are_not(tmp_path: Path) -> None:
+    lines = ['{"prompt_ids": [1, 5], "completion_ids": [7, 2], "logp_gen": [-0.5, -0.1]}',
+             '{"prompt_ids": [1, 5, 6], "completion_ids": [8, 2], "logp_gen": [-0.2, -0.3]}']  # fmt: skip
+    (tmp_path / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
+    (record,) = opened(tmp_path).records
+    assert {ref.name: ref.rows for ref in record.tensors()} == {
+        "prompt_ids": (2, 3), "completion_ids": (2, 2), "logp_gen": (2, 2),
+    }  # fmt: skip
+
+
+def test_what_is_there_once_an_update_is_no_hole_of_its_micro_batches(tmp_path: Path) -> None:
+    for step in range(3):
+        for micro in (1, 3, 5):
+            save_file(tmp_path / "norms" / f"step_{step}_rank0_micro{micro}.pt", {"grad_norm": torch.ones(())})
+    assert opened(tmp_path).problems == []
+    (tmp_path / "norms" / "step_1_rank0_micro3.pt").rename(tmp_path / "norms" / "step_1_rank0_micro4.pt")
+    assert [problem.what for problem in opened(tmp_path).problems][-1:] == ["step 2 tensors: micro 2, 4 of rank 0 is missing"]
