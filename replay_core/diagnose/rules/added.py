@@ -197,10 +197,10 @@ def _is_as_stated(weight: float, stated: float) -> bool:
 def scales_of(case: Case, records: list[Record]) -> list[float]:
     """What a micro-batch's loss may be divided by before its backward: nothing, what is stated, how many there are."""
     stated = case.algorithm.number("divisor", "gradient_accumulation_steps")
-    return list(dict.fromkeys([*([1 / stated] if stated else []), 1.0, 1 / _micros_of_update(records)]))
+    return list(dict.fromkeys([*([1 / stated] if stated else []), 1.0, 1 / micros_of_update(records)]))
 
 
-def _micros_of_update(records: list[Record]) -> int:
+def micros_of_update(records: list[Record]) -> int:
     """How many micro-batches an update of one rank has, at most."""
     return max(Counter((one.key.step, one.key.rank, one.key.epoch, one.key.minibatch) for one in records).values())
 
@@ -315,7 +315,7 @@ def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Finding | No
     ranks = len({record.key.rank for _, _, record in rows})
     if not factor or max(abs(one - factor) for one in found) > 1e-3 * abs(factor) or round(factor, 2) == ranks:
         return None
-    micros = _micros_of_update([record for *_, record in rows])
+    micros = micros_of_update([record for *_, record in rows])
     record = max(rows, key=lambda row: abs(row[1]))[2]
     told = [shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)]
     if factor < 0:

@@ -626,7 +626,7 @@ def beside(case: Case) -> Finding | None:
     where, steps = None, set()
     for batch in case.batches():
         for part in value_rows(batch):
-            if part.epoch or part.minibatch:
+            if part.epoch or part.minibatch or part.may_be_later:
                 continue
             same = part.sample[1:] == part.sample[:-1]
             inner = np.flatnonzero(same[1:] & same[:-1]) + 1
@@ -670,7 +670,7 @@ def _not_its_own(case: Case) -> Finding | None:
     told, foreign, telling, looked = [], 0, 0, 0
     pairs: list[tuple[int, int]] = []
     for batch in case.batches():
-        parts = [part for part in value_rows(batch) if not part.epoch and not part.minibatch]
+        parts = [part for part in value_rows(batch) if not (part.epoch or part.minibatch or part.may_be_later)]
         if not parts or sum(len(part.new) for part in parts) < TOKENS:
             continue
         new, old = (np.concatenate([getattr(part, name) for part in parts]) for name in ("new", "old"))

@@ -13,7 +13,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule, skip_if
-from replay_core.diagnose.rules.added import LEFT, WEIGHED, scales_of
+from replay_core.diagnose.rules.added import LEFT, WEIGHED, micros_of_update, scales_of
 from replay_core.diagnose.rules.zero_terms import is_off, weight_of, words_of
 from replay_core.errors import RldbgError
 from replay_core.records import Record
@@ -23,6 +23,8 @@ SPARE, LEAST, SEEN = 4, 1e-6, 2e-6
 #: Words of losses that are no term of their own, and of those that a router adds to the gradient without the loss.
 _NONE = frozenset({"pg", "policy", "total", "actor", "train", "token", "elementwise", "val", "eval", "test", "micro"})
 _OF_ROUTERS = frozenset({"aux", "auxiliary", "balance", "balancing", "load", "router", "z", "moe", "mtp"})
+#: What the loss of a micro-batch is made of first: a policy's own, else that of its words.
+_BASES = ("pg_loss", "lm_loss", "ce_loss", "cross_entropy_loss", "language_model_loss", "sft_loss", "nll_loss")
 #: Words whose loss may be a gain, which is subtracted.
 _GAINS = frozenset({"entropy", "entropys", "reward", "bonus", "exploration"})
 #: What an unweighted loss of an even load is, at least, and a weight that is none of it.
@@ -47,7 +49,8 @@ def _numbers(record: Record) -> dict[str, float]:
       source="xtuner#1101, trl#2201, Automodel#1408: an auxiliary loss that is not divided by the accumulation, or "
       "weighed by a default")  # fmt: skip
 def further_terms(case: Case) -> Finding | None:
-    """Solves loss - pg_loss = sum of c x term over micro-batches that record both and one further loss and more
+    """Solves loss - pg_loss (of a policy's; else lm_loss, ce_loss, cross_entropy_loss, language_model_loss, sft_loss or
+    nll_loss) = sum of c x term over micro-batches that record both and one further loss and more
     (auxiliary, z, SFT, NLL, distillation; KL, entropy and the critic's stand beside them, with a weight of their own):
     4 micro-batches more than terms, all of them met to a fiftieth. Losses may be divided by the micro-batches of an
     update, or by what the run states. An error where c is below 0 and no gain is meant; where the run states another c
@@ -60,16 +63,17 @@ def further_terms(case: Case) -> Finding | None:
         for record in case.records()
         if record.key.stage not in ("training_metrics", "param", "gradient") and record.key.role not in ("eval",)
     ]
-    rows = [row for row in rows if {"loss", "pg_loss"} <= row[0].keys()]
+    base = next((name for name in _BASES if any({"loss", name} <= row.keys() for row, _ in rows)), "pg_loss")
+    rows = [row for row in rows if {"loss", base} <= row[0].keys()]
     skip_if(not rows, "needs loss and pg_loss of micro-batches")
-    names = sorted(set.intersection(*(set(each) for each, _ in rows)) - {"loss", "pg_loss"})
+    names = sorted(set.intersection(*(set(each) for each, _ in rows)) - {"loss", base})
     names = [name for name in names if max(abs(each[name]) for each, _ in rows) > LEAST]
     own = [name for name in names if name not in ("kl_loss", "entropy_loss") and not words_of(name) & _NONE]
     own = [name for name in own if not {"vf", "value", "critic", "v", "kl"} & words_of(name)]
     skip_if(not own, "no further term of the loss is recorded")
     skip_if(len(rows) < len(names) + SPARE, f"needs {SPARE} micro-batches more than terms")
     records = [record for _, record in rows]
-    rest_M = np.array([[each["loss"], each["pg_loss"]] for each, _ in rows])
+    rest_M = np.array([[each["loss"], each[base]] for each, _ in rows])
     terms_MT = np.array([[each[name] for name in names] for each, _ in rows])
     settings = settings_of(stated_by(case.run))
     stated: dict[str, float] = {}
@@ -84,9 +88,10 @@ def further_terms(case: Case) -> Finding | None:
     skip_if(solved is None, "no weights of these terms make all logged losses")
     assert solved is not None
     weights_T, divisor = solved
+    micros = micros_of_update(records)
     for name in own:
         weight, each_M = float(weights_T[names.index(name)]), terms_MT[:, names.index(name)]
-        told = _judged(name, weight, each_M, rest_M[:, 0], stated.get(name), divisor)
+        told = _judged(name, weight, each_M, rest_M[:, 0], stated.get(name), divisor, micros)
         if told is None:
             continue
         claim, cause, is_sure = told
@@ -134,7 +139,7 @@ def _solved(
 
 
 def _judged(
-    name: str, weight: float, each_M: Array, loss_M: Array, stated: float | None, divisor: float
+    name: str, weight: float, each_M: Array, loss_M: Array, stated: float | None, divisor: float, micros: int
 ) -> tuple[str, str, bool] | None:
     """(claim, cause, whether it is sure) of a term's weight; None where it may be meant."""
     words = words_of(name)
@@ -159,6 +164,9 @@ def _judged(
         )
     times = weight / stated
     is_bare = abs(weight - 1) <= LEFT
+    # Of a loss that is a share of its update, the term may be one micro-batch's part.
+    if micros > 1 and divisor == 1 and abs(times * micros - 1) <= LEFT:
+        return None
     is_even = bool(words & (_OF_ROUTERS - {"z", "mtp"})) and size >= EVEN and stated <= SMALL
     if 1 / WEIGHED < times < WEIGHED or (is_bare and not is_even):
         return None

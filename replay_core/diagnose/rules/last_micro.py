@@ -17,9 +17,16 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
+from replay_core.samples.batch import IGNORED
 
 #: An embedding of tokens; updates that tell, tokens of each side in them, and bytes of a record that is read.
-_EMBEDDING = regex(r"(?:embed_tokens|tok_embeddings|word_embeddings|wte|embed_in|(?:^|\.)tokens)\.weight$")
+_EMBEDDING = regex(
+    r"(?:embed_tokens|tok_embeddings|word_embeddings|wte|embed_in|token_embedding(?:s|_table)?"
+    r"|(?:^|\.)(?:tokens|tok_emb|token_emb|emb|embed|embedding|embeddings))\.weight$"
+)
+#: Of tied heads: how many times the rest of a row that no micro-batch holds the rows of the last one's tokens are, and
+#: those of earlier ones at most.
+CLEAR, AS_NONE = 5.0, 2.0
 UPDATES, TOKENS, LARGE = 2, 3, 1 << 29
 #: Nats that a policy is from the old one before any update of a step: another sum's rounding.
 STILL = 1e-5
@@ -39,10 +46,11 @@ def _taught(record: Record) -> _TaughtTokens | None:
     (a token is an input of the next one's loss).
     """
     found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
-    ids, mask, advantages = found.get("input_ids"), found.get("response_mask"), found.get("advantages")
+    ids, advantages = found.get("input_ids"), found.get("advantages")
+    mask = next((found[name] for name in ("response_mask", "loss_mask", "labels") if name in found), None)
     if ids is None or mask is None or record.key.micro is None or len(ids.shape) != 2:
         return None
-    ids_BS, mask_BS = pages.array(ids).astype(np.int64), pages.array(mask).astype(bool)
+    ids_BS, mask_BS = pages.array(ids).astype(np.int64), _counts(mask)
     if mask_BS.ndim != 2 or len(mask_BS) != len(ids_BS) or mask_BS.shape[1] > ids_BS.shape[1]:
         return None
     wide_BS = np.zeros(ids_BS.shape, dtype=bool)
@@ -57,8 +65,27 @@ def _taught(record: Record) -> _TaughtTokens | None:
     return _TaughtTokens(record.key.micro, np.unique(ids_BS[:, :-1][inside_BS]), _moved(found))
 
 
+def _counts(mask: TensorRef) -> Array:
+    values = np.asarray(pages.array(mask))
+    return values != IGNORED if mask.canonical == "labels" else values.astype(bool)
+
+
+def _beside_softmax(grads_VD: Array, none: Array) -> Array:
+    """Of each row, the size of what is not the direction that the softmax of a tied head gives all rows: that of those
+    of tokens that no micro-batch holds.
+    """
+    mean_D = grads_VD[none].mean(0)
+    size = float(np.linalg.norm(mean_D))
+    if size > 0:
+        grads_VD = grads_VD - np.outer(grads_VD @ (mean_D / size), mean_D / size)
+    norms: Array = np.linalg.norm(grads_VD, axis=1)
+    return norms
+
+
 def _moved(found: dict[str, TensorRef]) -> float:
     """How far the policy is from the old one at most, where both are stored in single precision."""
+    if "advantages" not in found and "old_logprobs" not in found:
+        return 0.0  # demonstrations are of no policy: a step of theirs is one update
     now, old = found.get("policy_logprobs"), found.get("old_logprobs")
     if now is None or old is None or now.shape != old.shape or {now.dtype, old.dtype} != {"float32"}:
         return math.inf
@@ -103,11 +130,13 @@ def _updates(case: Case) -> Iterator[tuple[Record, TensorRef, list[_TaughtTokens
 def of_the_last(case: Case) -> Finding | None:
     """Recorded gradients of updates of several micro-batches, whose embedding has a row for each token: an error where
     rows of tokens (3 and more, in 2 updates and more, in all that tell) that count in the loss with an advantage in
-    earlier micro-batches, and are in none of the last, are exactly 0, while those of the last one's own are not. Tied
-    heads give every row a gradient, and tell nothing.
+    earlier micro-batches, and are in none of the last, are exactly 0, while those of the last one's own are not. A tied
+    head gives every row a gradient, nearly the same one: there rows tell by what they have beside it, which is that of
+    tokens that no micro-batch holds (3 and more; twice as much at most), while the last one's own have 5 times as
+    much.
     """
     told: list[tuple[Record, TensorRef, list[int], int]] = []
-    looked = 0
+    looked, tied = 0, False
     for record, embedding, parts, every in _updates(case):
         grads_VD = pages.array(embedding).astype(np.float64)
         moved_V = np.any(grads_VD != 0, axis=1)
@@ -116,8 +145,20 @@ def of_the_last(case: Case) -> Finding | None:
         earlier = np.setdiff1d(np.concatenate([part.tokens for part in parts[:-1]]), last)
         own = np.setdiff1d(parts[-1].tokens, np.concatenate(every[:-1]))
         earlier, own = earlier[(earlier >= 0) & (earlier < size)], own[(own >= 0) & (own < size)]
+        if len(earlier) < TOKENS or not len(own):
+            continue
         # A head that is tied, or a norm over all rows, leaves none of them 0.
-        if len(earlier) < TOKENS or not len(own) or moved_V.all():
+        if moved_V.all():
+            none = np.setdiff1d(np.arange(size), np.concatenate(every))
+            if len(none) < TOKENS or len(own) < TOKENS:
+                continue
+            rest_V = _beside_softmax(grads_VD, none)
+            least = float(np.median(rest_V[none]))
+            if not float(np.median(rest_V[own])) > CLEAR * least:
+                continue
+            looked, tied = looked + 1, True
+            if float(np.median(rest_V[earlier])) < AS_NONE * least:
+                told.append((record, embedding, earlier.tolist(), len(parts)))
             continue
         looked += 1
         if moved_V[own].all() and not moved_V[earlier].any():
@@ -132,7 +173,8 @@ def of_the_last(case: Case) -> Finding | None:
         Where(step=key.step, micro=key.micro, stage=key.stage, tensor=embedding.name, path=str(record.path)),
         shown("updates that show it", len(told), "0"),
         shown("updates that tell", looked),
-        shown("first: tokens of earlier micro-batches whose rows are 0", listed(tokens, 6), "none"),
+        shown("first: tokens of earlier micro-batches whose rows are "
+              + ("those of tokens that none holds" if tied else "0"), listed(tokens, 6), "none"),
         cause="zero_grad() is called before every backward instead of once an update, or the backend keeps what a "
         "backward gives only at its accumulation boundary (DeepSpeed: set_gradient_accumulation_boundary): an update "
         "learns from one micro-batch of its mini-batch",

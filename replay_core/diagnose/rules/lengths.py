@@ -40,9 +40,11 @@ def never_ends(batch: StepBatch) -> Finding | None:
     if (beyond := _beyond_the_end(batch)) is not None:
         return beyond
     lengths_B, cut_B, tokens_N = _lengths_B(batch), truncated(batch), given(batch.tokens_N)
-    skip_if(len(batch) < FEWEST or lengths_B.min() < TOKENS, f"needs {FEWEST} responses of {TOKENS} tokens")
+    skip_if(len(batch) < FEWEST, f"needs {FEWEST} responses of {TOKENS} tokens")
+    # Responses that end after few tokens do end: such a step is one of those that are well.
     if lengths_B.min() != lengths_B.max():
         return None
+    skip_if(lengths_B.min() < TOKENS, f"needs {FEWEST} responses of {TOKENS} tokens")
     skip_if(cut_B is not None and cut_B.all(), "all of them are known to be cut off (D20)")
     last_B = tokens_N[batch.flat.starts_B + batch.flat.lengths_B - 1]
     ends, counts = np.unique(last_B, return_counts=True)

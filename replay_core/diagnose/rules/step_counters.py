@@ -82,8 +82,8 @@ def gone_back(case: Case) -> Finding | None:
     """The step counters of the recorded optimizer state (`….step`, `adam_step`, `optimizer_step`, `num_updates`), and
     those of the schedule (`scheduler.last_epoch`), the moving average (`ema.num_updates`) and the data
     (`consumed_samples`), by rank: a warning where all of a record's are less than in the record before it. Nothing but
-    a state that is made anew, or is loaded from an earlier checkpoint, takes a counter back. Where none is recorded,
-    the squares of Adam's second moments (`exp_avg_sq`): each update leaves nine tenths of them at least, so that a
+    a state that is made anew, or is loaded from an earlier checkpoint, takes a counter back. Where none goes back, the
+    squares of Adam's second moments (`exp_avg_sq`): each update leaves nine tenths of them at least, so that a
     record in which more than half have lost 30 % is of another state, if in no other record 2 % have. Worth knowing of
     a run that states that it resets its optimizer.
     """
@@ -103,7 +103,8 @@ def gone_back(case: Case) -> Finding | None:
                     found.append(_Back(what, order[0], name, last[name], now[name], record))
             before[key] = order, {**last, **now}
     of_optimizer = [each for each in found if each.what == _OPTIMIZER]
-    if not of_optimizer and not any(what == _OPTIMIZER for *_, what in before):
+    # Counters may be loaded, and the moments that go with them not.
+    if not of_optimizer:
         moments = _SecondMoments(case)
         looked += moments.looked
         if moments.found is not None:

@@ -205,7 +205,8 @@ _VALUE_CLIPS = ("cliprange_value", "vf_clip", "value_clip", "value_clip_range", 
 def clipped_elsewhere(case: Case) -> Finding | None:
     """The logged loss of a critic's micro-batches, made of its new values, the values recorded before the updates and
     the returns: max((V - R)^2, (clip(V, old +- c) - R)^2), halved, a mean over the tokens of the mask. An error where
-    the run states a range, no loss that tells is made with it, and all are made with another: none, .2, .5, or 0.
+    the run states a range, no loss that tells is made with it, and all are made with another: none, .2, .5, or 0; or
+    with values held between -c and c, or with the smaller of the two errors.
     """
     stated = stated_number(case.run.facts, *_VALUE_CLIPS) or stated_number(case.run.flags or {}, *_VALUE_CLIPS)
     if stated is None or not stated > 0:
@@ -213,19 +214,21 @@ def clipped_elsewhere(case: Case) -> Finding | None:
     ranges = (stated, *(each for each in _VALUE_RANGES if each != stated))
     made = dict.fromkeys(ranges, 0)
     told, where = 0, None
-    for batch in case.batches():
-        for one in value_rows(batch):
-            cut = {c: one.old + np.clip(one.new - one.old, -c, c) for c in ranges}
-            each = {c: float(np.maximum((one.new - one.due) ** 2, (cut[c] - one.due) ** 2).mean()) for c in ranges}
-            for half in (0.5, 1.0):
-                near = 1e-3 * abs(one.loss) + 1e-6
-                fits = [c for c, value in each.items() if abs(half * value - one.loss) <= near]
-                if fits and len(fits) < len({round(value, 9) for value in each.values()}) + len(fits) - 1:
-                    told += 1
-                    for c in fits:
-                        made[c] += 1
-                    where = where or batch.laid.where("values", sample=0)
-                    break
+    every = [(batch, one) for batch in case.batches() for one in value_rows(batch)]
+    if (otherwise := _clipped_otherwise(every, stated)) is not None:
+        return otherwise
+    for batch, one in every:
+        cut = {c: one.old + np.clip(one.new - one.old, -c, c) for c in ranges}
+        each = {c: float(np.maximum((one.new - one.due) ** 2, (cut[c] - one.due) ** 2).mean()) for c in ranges}
+        for half in (0.5, 1.0):
+            near = 1e-3 * abs(one.loss) + 1e-6
+            fits = [c for c, value in each.items() if abs(half * value - one.loss) <= near]
+            if fits and len(fits) < len({round(value, 9) for value in each.values()}) + len(fits) - 1:
+                told += 1
+                for c in fits:
+                    made[c] += 1
+                where = where or batch.laid.where("values", sample=0)
+                break
     skip_if(told < 3, "needs losses of 3 micro-batches of a critic that tell one range from another, and their values")
     found = max((c for c in ranges if c != stated), key=lambda c: made[c])
     if made[stated] or made[found] < told:
@@ -238,6 +241,54 @@ def clipped_elsewhere(case: Case) -> Finding | None:
         shown("micro-batches whose loss it makes", made[found]),
         shown("of these, those that the stated range makes", made[stated], str(told)),
         cause="the range that is configured does not reach the loss: another setting or a default stands in its place",
+    )
+
+
+def _clipped_otherwise(every: list[tuple[StepBatch, ValueRows]], c: float) -> Finding | None:
+    """Losses of the stated range, clipped the wrong way, in all micro-batches that tell."""
+
+    def errors(one: ValueRows) -> tuple[Array, Array, Array]:
+        around, between = one.old + np.clip(one.new - one.old, -c, c), np.clip(one.new, -c, c)
+        squares: tuple[Array, Array, Array] = (
+            (one.new - one.due) ** 2, (around - one.due) ** 2, (between - one.due) ** 2
+        )  # fmt: skip
+        return squares
+
+    told = {"least": 0, "between": 0}
+    looked, where = 0, None
+    for batch, one in every:
+        plain, around, between = errors(one)
+        losses = {
+            "right": float(np.maximum(plain, around).mean()), "plain": float(plain.mean()),
+            "least": float(np.minimum(plain, around).mean()), "between": float(np.maximum(plain, between).mean()),
+        }  # fmt: skip
+        for half in (0.5, 1.0):
+            near = 1e-4 * abs(one.loss) + 1e-7
+            fits = {what for what, value in losses.items() if abs(half * value - one.loss) <= near}
+            if fits & {"right", "plain"}:
+                looked += len(fits) == 1
+                break
+            if fits:
+                looked, where = looked + 1, where or batch.laid.where("values", sample=0)
+                for what in fits:
+                    told[what] += 1
+                break
+    what = max(told, key=lambda each: told[each])
+    if told[what] < 3 or told[what] < looked:
+        return None
+    how, cause = {
+        "least": ("takes the smaller of the clipped and the unclipped error, and not the larger",
+                  "min stands for max: a value that has moved out of its range has the clipped error alone where that "
+                  "is smaller, and is taught nothing where it should come back"),
+        "between": (f"holds values between {-c:g} and {c:g}, and not within {c:g} of the old ones",
+                    "the values themselves are clamped, where their change is meant"),
+    }[what]  # fmt: skip
+    return error(
+        f"the critic's loss {how}",
+        where,
+        shown("micro-batches whose loss it makes", told[what], None, f"of {looked} that tell"),
+        shown("value clip range that is stated", c),
+        cause=cause,
     )
 
 
@@ -256,6 +307,9 @@ class ValueRows(Struct, frozen=True):
     slots: int
     """Of its rows as they are stored, padding and prompts included; 0 where they are packed."""
     record: Record
+    may_be_later: bool = False
+    """Whether nothing says that no update of the batch lies before it: it has no number of an epoch or a mini-batch, and
+    is not the first."""
 
 
 def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
@@ -269,12 +323,16 @@ def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
         (record.key.rank, record.key.micro): record for record in batch.columns.every_record
         if record.key.role == "critic" and record.key.stage == "loss" and record.key.micro is not None
     }  # fmt: skip
-    for sheet, places in batch.columns.sheets if learnt else ():
+    shared = {one.place: one.value for one in batch.columns.scalars("value_loss", "vf_loss", "critic_loss")}
+    for sheet, places in batch.columns.sheets:
         sample_of = {sheet.index[place]: sample for sample, place in enumerate(places) if place is not None}
+        micros = [micro for part in sheet.parts if (micro := part.held.record.key.micro) is not None]
         for number, part in enumerate(sheet.parts):
             key = part.held.record.key
             record = learnt.pop((key.rank, key.micro), None) if key.micro is not None else None
             found = None if record is None else _of_micro(record)
+            if record is None and key.micro is not None and key.role != "critic":
+                record, found = part.held.record, _beside_policy(part.held.fields(), shared.get((key.rank, key.micro)))
             if found is None or record is None:
                 continue
             loss, values, targets = found
@@ -295,7 +353,11 @@ def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
             rows = np.concatenate(each, axis=1)
             if rows.shape[1] and np.isfinite(rows).all():
                 key = record.key
-                yield ValueRows(loss, rows[0], rows[1], rows[2], rows[3], key.epoch, key.minibatch, slots, record)
+                numbered = key.epoch is not None or key.minibatch is not None or key.role == "critic"
+                may_be_later = not numbered and key.micro is not None and key.micro > min(micros, default=0)
+                yield ValueRows(
+                    loss, rows[0], rows[1], rows[2], rows[3], key.epoch, key.minibatch, slots, record, may_be_later
+                )
 
 
 def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef | None] | None:
@@ -310,6 +372,19 @@ def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef | None] | Non
     if loss is None or values is None or loss.numel != 1:
         return None
     return float(pages.array(loss).reshape(-1)[0]), values, returns
+
+
+def _beside_policy(
+    fields: list[TensorRef], loss: float | None
+) -> tuple[float, TensorRef, TensorRef | None] | None:
+    """The critic's loss, new values and returns of a micro-batch that policy and critic share: each is told by a name
+    that the policy has none of.
+    """
+    found = {ref.canonical or ref.name: ref for ref in fields if not ref.is_text}
+    values = next((found[name] for name in ("vpreds", "vpred", "new_values", "value_preds") if name in found), None)
+    if loss is None or values is None:
+        return None
+    return loss, replace(values, canonical="values"), found.get("returns")
 
 
 class _Averaged(Struct, frozen=True):
