@@ -309,7 +309,9 @@ class Batch:
         """S of rows [B, S] that are a sample each; None of packs and of rows end to end."""
         layout = self.layout
         is_grid = layout is not None and self.packs is None and layout.shape[0] == self.count
-        return layout.shape[1] if layout is not None and is_grid and self.rows is None and self._joined is None else None
+        return (
+            layout.shape[1] if layout is not None and is_grid and self.rows is None and self._joined is None else None
+        )
 
     @cached_property
     def _joined(self) -> tuple[Ints, Ints] | None:
