@@ -142,6 +142,8 @@ class Batch:
                 if mask.ndim == 2:
                     self.problem = f"attention_mask {list(mask.shape)} does not fit input_ids {list(ids.shape)}"
                 mask = None
+            if (numbered := self._numbered(mask, shape)) is not None:
+                return numbered
             if shape[0] == 1:
                 used = np.ones(shape[1], bool) if mask is None else mask.reshape(-1) != 0
                 packed = self._one_row(used, is_known=mask is not None)
@@ -159,6 +161,22 @@ class Batch:
             return None
         rows = 1 if ids is None else ids.numel // max(1, ids.shape[-1]) if ids.rows is None else len(ids.rows)
         return pages.array(ref).reshape(-1) if rows == 1 else None
+
+    def _numbered(self, mask: Array | None, shape: tuple[int, ...]) -> TokenLayout | None:
+        """Packs whose mask numbers their samples 1, 2, 3 ... in each row, with 0 behind them (open-instruct's
+        attention_masks, the multipack masks of supervised trainers); None of a mask of zeros and ones.
+        """
+        if mask is None or mask.max(initial=0) < 2 or (mask != np.rint(mask)).any():
+            return None
+        numbers_BS = mask.reshape(shape).astype(np.int64)
+        rises_BS = np.diff(np.where(numbers_BS > 0, numbers_BS, np.maximum.accumulate(numbers_BS, axis=1)), axis=1)
+        is_behind_BS = np.minimum.accumulate(numbers_BS > 0, axis=1) == (numbers_BS > 0)
+        if (numbers_BS[:, 0] > 1).any() or not np.isin(rises_BS, (0, 1)).all() or not is_behind_BS.all():
+            return None
+        layout = TokenLayout.of_packs(numbers_BS)
+        self.packs = np.repeat(np.arange(shape[0]), numbers_BS.max(axis=1)).tolist()
+        self.count = len(self.packs)
+        return layout
 
     def _packed(self, layout: TokenLayout, count: int) -> TokenLayout:
         self.count, self.packs = count, [0] * count
