@@ -295,7 +295,7 @@ class Batch:
             fits = mask is not None and mask.shape == ref.shape
             self.padding_known &= fits
             masks.append(mask != 0 if mask is not None and fits else np.ones(ref.shape, bool))
-        masks[1] = _with_left_out(masks[1], responses)
+        masks[1] = _with_left_out(_without_holes(masks[1]), responses)
         self.count = prompts.shape[0]
         layout = TokenLayout.padded(np.concatenate(masks, axis=1))
         return replace(layout, response_width=responses.shape[1])
@@ -799,6 +799,15 @@ class Batch:
         other._known = {}
         other.padding_known = True
         return other
+
+
+def _without_holes(mask_BR: Bools) -> Bools:
+    """Which slots of responses hold a token, by a mask of what counts: padding stands before or behind what does, and
+    what stands between (tool output, an environment's words) is tokens.
+    """
+    begun_BR = np.maximum.accumulate(mask_BR, axis=1)
+    goes_on_BR = np.maximum.accumulate(mask_BR[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(begun_BR & goes_on_BR)
 
 
 def _with_left_out(mask_BR: Bools, responses: TensorRef) -> Bools:

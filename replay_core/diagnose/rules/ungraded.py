@@ -42,12 +42,11 @@ FEWEST, STEPS, SEVERAL, MOST, CHANCE = 6, 2, 3, 0.5, -8.0
       source="miles#2800, NeMo-RL#2207, benchflow#1071: a lost sandbox leaves a reward of 0")  # fmt: skip
 def failures_graded(case: Case) -> Finding | None:
     """Samples whose recorded end (exit_status, status, finish_reason, verifier_status and the like) is one of the
-    environment's (a lost sandbox, an error of a judge or verifier, a connection), 6 and more in 2 steps and more, no more than half of all:
-    a warning where every one of them has the run's least reward, which chance makes of what others earn with e^-8 at
-    the most, others have 3 different rewards and more (or two, both common), and they count in the loss. Where their
-    end may be the answer's own (aborted, a time-out or too little memory where it runs, an error, a failed
-    verifier) it is worth knowing alone. Silent where such samples are
-    masked, or have no advantage.
+    environment's (a lost sandbox, an error of a judge or verifier, a connection), 6 and more in 2 steps and more, no
+    more than half of all: a warning where every one of them has the run's least reward, which chance makes of what
+    others earn with e^-8 at the most, others have 3 different rewards and more (or two, both common), and they count in
+    the loss. Where their end may be the answer's own (aborted, a time-out or too little memory where it runs, an error,
+    a failed verifier) it is worth knowing alone. Silent where such samples are masked, or have no advantage.
     """
     rows: list[tuple[StepBatch, list[str], Array, Array]] = []
     for batch in case.batches():
