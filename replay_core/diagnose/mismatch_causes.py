@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,8 @@ class MismatchCause(NamedTuple):
 #: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
 #: batch shapes in bf16.
 RANDOM, RANDOM_FLOOR = 0.25, 0.02
+#: How little samples that agree differ, beside the few that do not.
+OTHERS_AGREE = 0.15
 #: Correlation that rounding, however coarse, leaves the two sides with.
 COARSE = 0.95
 
@@ -131,7 +134,9 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     late_N = between.both_N & ~early_N
     if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
         early, late = float(d_N[early_N].mean()), float(d_N[late_N].mean())
-        if early > 3 * late:
+        if early > 3 * late and (
+            between.correlation <= COARSE or _surer(between, early_N, late_N) <= early / (3 * late)
+        ):
             return MismatchCause(
                 "most at the first tokens, the prompts differ",
                 "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
@@ -163,9 +168,13 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     begins = batch.step is not None and batch.step <= 1
     if (by_length := _by_prompt_length(batch, between, head_B)) is not None:
         return by_length
-    if often < 0.5 and len(batch) >= 4:
+    off_B, heard_B = between.by_sample_B > DISAGREE, np.isfinite(between.by_sample_B)
+    rest = float(between.by_sample_B[heard_B & ~off_B].mean()) if (heard_B & ~off_B).any() else math.inf
+    # Of what all samples have evenly, about as many lie on either side of the limit.
+    are_few = off_B.any() and rest <= OTHERS_AGREE * float(between.by_sample_B[off_B].mean())
+    if often < 0.5 and len(batch) >= 4 and are_few:
         apart = Apart()
-        apart.take(batch, between.by_sample_B > DISAGREE, np.isfinite(between.by_sample_B))
+        apart.take(batch, off_B, heard_B)
         if (trait := apart.told()) is not None:
             return MismatchCause(
                 f"all of it in samples {trait.words}, the others agree",
@@ -229,6 +238,15 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
         "update old. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
         told,
     )
+
+
+def _surer(between: Gap, early_N: Array, late_N: Array) -> float:
+    """How many times as unsure the two sides are of the first tokens: weights that are a little off (rounded, old)
+    part such tokens by as much more, whatever the prompt is.
+    """
+    known = np.maximum(between.trainer.values_N, between.rollout.values_N)
+    unsure_N = 1 - np.exp(np.minimum(np.where(between.both_N, known, 0.0), 0.0))
+    return float(unsure_N[early_N].mean() / max(unsure_N[late_N].mean(), 1e-6))
 
 
 #: Of a mismatch, the share that lies on tokens whose rollout log-probability is exactly 0; and how many of them.

@@ -186,7 +186,12 @@ def _content(rows: Batch) -> Any:
     record = rows.held.record
     if record.key.stage != "tensors" or rows.digests is None or not rows.has_tokens:
         return None
-    return record.key.role, record.key.rank, frozenset((ref.name, ref.shape) for ref in record.tensors()), tuple(rows.digests)
+    return (
+        record.key.role,
+        record.key.rank,
+        frozenset((ref.name, ref.shape) for ref in record.tensors()),
+        tuple(rows.digests),
+    )
 
 
 def _sample_ids(record: Record) -> set[Any] | None:

@@ -147,6 +147,8 @@ class Batch:
                 if mask.ndim == 2:
                     self.problem = f"attention_mask {list(mask.shape)} does not fit input_ids {list(ids.shape)}"
                 mask = None
+            if (numbered := self._numbered(mask, shape)) is not None:
+                return numbered
             if shape[0] == 1:
                 used = np.ones(shape[1], bool) if mask is None else mask.reshape(-1) != 0
                 packed = self._one_row(used, is_known=mask is not None)
@@ -164,6 +166,22 @@ class Batch:
             return None
         rows = 1 if ids is None else ids.numel // max(1, ids.shape[-1]) if ids.rows is None else len(ids.rows)
         return pages.array(ref).reshape(-1) if rows == 1 else None
+
+    def _numbered(self, mask: Array | None, shape: tuple[int, ...]) -> TokenLayout | None:
+        """Packs whose mask numbers their samples 1, 2, 3 ... in each row, with 0 behind them (open-instruct's
+        attention_masks, the multipack masks of supervised trainers); None of a mask of zeros and ones.
+        """
+        if mask is None or mask.max(initial=0) < 2 or (mask != np.rint(mask)).any():
+            return None
+        numbers_BS = mask.reshape(shape).astype(np.int64)
+        rises_BS = np.diff(np.where(numbers_BS > 0, numbers_BS, np.maximum.accumulate(numbers_BS, axis=1)), axis=1)
+        is_behind_BS = np.minimum.accumulate(numbers_BS > 0, axis=1) == (numbers_BS > 0)
+        if (numbers_BS[:, 0] > 1).any() or not np.isin(rises_BS, (0, 1)).all() or not is_behind_BS.all():
+            return None
+        layout = TokenLayout.of_packs(numbers_BS)
+        self.packs = np.repeat(np.arange(shape[0]), numbers_BS.max(axis=1)).tolist()
+        self.count = len(self.packs)
+        return layout
 
     def _packed(self, layout: TokenLayout, count: int) -> TokenLayout:
         self.count, self.packs = count, [0] * count
@@ -282,7 +300,7 @@ class Batch:
             fits = mask is not None and mask.shape == ref.shape
             self.padding_known &= fits
             masks.append(mask != 0 if mask is not None and fits else np.ones(ref.shape, bool))
-        masks[1] = _with_left_out(masks[1], responses)
+        masks[1] = _with_left_out(_without_holes(masks[1]), responses)
         self.count = prompts.shape[0]
         layout = TokenLayout.padded(np.concatenate(masks, axis=1))
         return replace(layout, response_width=responses.shape[1])
@@ -323,7 +341,9 @@ class Batch:
         """S of rows [B, S] that are a sample each; None of packs and of rows end to end."""
         layout = self.layout
         is_grid = layout is not None and self.packs is None and layout.shape[0] == self.count
-        return layout.shape[1] if layout is not None and is_grid and self.rows is None and self._joined is None else None
+        return (
+            layout.shape[1] if layout is not None and is_grid and self.rows is None and self._joined is None else None
+        )
 
     @cached_property
     def _joined(self) -> tuple[Ints, Ints] | None:
@@ -825,6 +845,15 @@ class Batch:
         other._known = {}
         other.padding_known = True
         return other
+
+
+def _without_holes(mask_BR: Bools) -> Bools:
+    """Which slots of responses hold a token, by a mask of what counts: padding stands before or behind what does, and
+    what stands between (tool output, an environment's words) is tokens.
+    """
+    begun_BR = np.maximum.accumulate(mask_BR, axis=1)
+    goes_on_BR = np.maximum.accumulate(mask_BR[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(begun_BR & goes_on_BR)
 
 
 def _with_left_out(mask_BR: Bools, responses: TensorRef) -> Bools:

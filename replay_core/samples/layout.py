@@ -103,6 +103,18 @@ class TokenLayout(Struct, frozen=True):
         return cls((1, width), sample_T[None], position_T[None], response)
 
     @classmethod
+    def of_packs(cls, numbers_BS: Ints) -> TokenLayout:
+        """Layout of rows that hold several samples each, numbered from 1 in every row; 0 is padding."""
+        valid_BS = numbers_BS > 0
+        most_B = numbers_BS.max(axis=1, initial=0)
+        before_B = np.cumsum(most_B) - most_B
+        sample_BS = np.where(valid_BS, numbers_BS - 1 + before_B[:, None], -1)
+        slots = np.arange(numbers_BS.shape[1])
+        begins_BS = np.diff(numbers_BS, axis=1, prepend=0) != 0
+        first_BS = np.maximum.accumulate(np.where(begins_BS, slots, 0), axis=1)
+        return cls((numbers_BS.shape[0], numbers_BS.shape[1]), sample_BS, np.where(valid_BS, slots - first_BS, -1))
+
+    @classmethod
     def end_to_end(cls, lengths_B: Ints, mask_T: Any = None) -> TokenLayout:
         """Layout of ragged rows stored one after the other; slots where `mask_T` is 0 hold no token."""
         bounds = np.concatenate(([0], np.cumsum(lengths_B))).astype(np.int64)

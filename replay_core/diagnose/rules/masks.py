@@ -9,6 +9,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.advantage_variants import made_with_all
+from replay_core.diagnose.algorithm import filters_overlong
 from replay_core.diagnose.batch import StepBatch, mask_name, passes
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -71,6 +72,7 @@ def empty_loss(batch: StepBatch) -> Finding | None:
                 "is read as is_finished: what is trained on never ends",
             )
         on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
+        on_purpose = on_purpose or (filters_overlong(batch.laid.algorithm) and _are_long(batch, empty_B))
         with_them = None if on_purpose or _dropped(batch, empty_B) else made_with_all(batch, empty_B)
         if with_them is not None and not _is_pattern(empty_B):
             return warning(
@@ -108,6 +110,15 @@ def empty_loss(batch: StepBatch) -> Finding | None:
             else _why_empty(batch, empty_B),
         )
     return _ends_early(batch, trained_N, counts_B, name, source)
+
+
+def _are_long(batch: StepBatch, empty_B: Array) -> bool:
+    """Whether each of these responses is longer than most of the others: an agent is cut off by its turns as well, and
+    before the limit where what comes next would not fit.
+    """
+    response_N = batch.response_N
+    lengths_B = batch.flat.lengths_B if response_N is None else batch.flat.count(response_N)
+    return bool(lengths_B[empty_B].min() > np.median(lengths_B[~empty_B])) if not empty_B.all() else False
 
 
 #: Samples of a rank that are all left out, before it is the rank.

@@ -970,6 +970,8 @@ def _ends_lost(case: Case) -> Finding | None:
     pairs = [(cut, text) for step in steps for cut in by_step[step] & lack for text in by_step[step] & whole]
     longer = [len(cut) >= len(text) if in_tokens else len(cut) > len(text) - len(end) for cut, text in pairs]
     lengths = {len(text) for text in lack}
+    if in_tokens and lengths == {len(text) for text in places}:
+        return None  # all are as long: no limit cuts some of them, they end in what they are about
     if (in_tokens and len(lengths) > 1) or (longer and sum(longer) < (1 if in_tokens else LONGER) * len(longer)):
         return None
     if not longer and not by_step.keys() - set(steps):

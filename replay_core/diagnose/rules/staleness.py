@@ -115,7 +115,8 @@ def behind(case: Case) -> Finding | None:
     where samples are fresh. So are
     2 and more, where engine and trainer are over .1 nats per token apart in most of those steps, and in steps whose
     samples are fresh by a quarter of it at most, and nothing is recorded or stated that corrects for it (importance
-    weights, a decoupled loss, a limit on the age): the age is what parts them. So are samples of one version behind,
+    weights, proximal log-probabilities, a decoupled loss, a limit on the age): the age is what parts them. So are
+    samples of one version behind,
     in 3 steps and more, all but the fresh ones, whose distance does not grow meanwhile: the ratio to log-probabilities
     that the trainer recomputed is 1 and holds nothing back.
     """
@@ -131,7 +132,7 @@ def behind(case: Case) -> Finding | None:
         sample = int(np.nanargmin(known[0]))
         place = batch.laid.where("weight_version", sample=sample)
         found.append((batch.step - float(np.nanmin(known[0])), place, batch.step))
-        corrected = corrected or batch.has("is_weights") or _corrects(batch.laid.algorithm)
+        corrected = corrected or batch.has("is_weights") or _corrects(batch.laid.algorithm) or _is_proximal(batch)
         if (mean := distance(batch)) is not None:
             distances[batch.step] = mean
     skip_if(len(found) < 2, "needs weight versions of two steps")
@@ -172,6 +173,14 @@ def _corrects(algorithm: Algorithm) -> bool:
     """Whether the run states that samples are of older weights on purpose, or that its loss corrects for it."""
     switches = ("use_decoupled_loss", "decoupled_loss", "is_async", "async_training", "async_mode", "one_step_off")
     return algorithm.is_off_policy or any(algorithm.is_on(name) is True for name in switches)
+
+
+def _is_proximal(batch: StepBatch) -> bool:
+    """Whether the old log-probabilities are called proximal ones (AReaL's prox_logp): a loss that has both them and the
+    engine's is a decoupled one, which weighs each token by their ratio.
+    """
+    refs = (ref for record in batch.columns.records for ref in record.tensors() if ref.canonical == "old_logprobs")
+    return any(ref.name.rpartition(".")[2].startswith("prox") for ref in refs)
 
 
 #: How far apart samples past the limit may be, as a multiple of those within it; those within it that are needed.

@@ -12,7 +12,9 @@ from replay_core.diagnose.finding import Finding, Where, finding, share, shown, 
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.trajectories import earned_T, trajectory_B
+from replay_core.records import TensorRef
 from replay_core.regexes import regex
+from replay_core.samples.batch import rows_of
 
 #: Rewards of every turn, as a table of samples and turns.
 _OF_TURNS = regex(r"(?i)(?:^|\.)(?:step|turn)_?(?:level_?)?rewards?$|(?:^|\.)rewards?_?(?:per|by)_?(?:step|turn)s?$")
@@ -23,16 +25,19 @@ _LAST = frozenset({"last", "final", "outcome", "last_turn", "last_step", "final_
 SAMPLES, EARLIER, CLOSE = 16, 0.2, 1e-5
 
 
-def _by_turn(batch: StepBatch) -> tuple[str, Array] | None:
-    """The name and values [B, turns] of a table of rewards by turn."""
+def by_turn(batch: StepBatch) -> tuple[str, Array] | None:
+    """The name and values [B, turns] of a table of rewards by turn, NaN where a ragged row has ended."""
     for sheet, places in batch.columns.sheets:
         if None in places:
             continue
         for name in sorted(sheet.names()):
             refs = sheet.refs(name) if _OF_TURNS.search(name) else None
-            if not refs or any(ref.is_text or ref.rows is not None or len(ref.shape) != 2 for ref in refs):
+            if not refs or any(ref.is_text or (ref.rows is None and len(ref.shape) != 2) for ref in refs):
                 continue
-            each = [pages.array(ref).astype(np.float64) for ref in refs]
+            each = [_filled(ref) for ref in refs]
+            most = max(one.shape[1] for one in each)
+            if any(ref.rows is not None for ref in refs):
+                each = [np.pad(one, ((0, 0), (0, most - one.shape[1])), constant_values=np.nan) for one in each]
             if len({one.shape[1] for one in each}) != 1 or each[0].shape[1] < 2:
                 continue
             if any(len(one) != len(part) for one, part in zip(each, sheet.parts, strict=True)):
@@ -40,6 +45,15 @@ def _by_turn(batch: StepBatch) -> tuple[str, Array] | None:
             at = [sheet.index[place] for place in places if place is not None]
             return name, np.array([each[part][row] for part, row in at])
     return None
+
+
+def _filled(ref: TensorRef) -> Array:
+    """The rows of a table, side by side."""
+    rows = rows_of(ref) if ref.rows is not None else list(pages.array(ref))
+    table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return table
 
 
 def _means_the_last(case: Case) -> bool:
@@ -67,7 +81,7 @@ def earlier_turns_lost(case: Case) -> Finding | None:
     steps: list[int | None] = []
     named = ""
     for batch in case.batches():
-        found, reward_B = _by_turn(batch), batch.reward_B
+        found, reward_B = by_turn(batch), batch.reward_B
         if found is None or reward_B is None or not np.isfinite(reward_B).all():
             continue
         name, turns_BK = found

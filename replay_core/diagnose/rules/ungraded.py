@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
@@ -28,6 +30,8 @@ _LOST = regex(
 _MAYBE = regex(
     rf"(?i)abort|cancel|crash|exception|time_?d?_?out|killed|\blost\b|error|\boom\b|out_of_memory|{_GRADES}\W?_?fail"
 )
+#: Columns that say how the environment or the judge of a sample ended: their owner stands in their name.
+_OWNED = regex(rf"(?i)^(?:.*[._])?({_OF_PLACES})\w*_(?:status|state|outcome|result|reason|error|error_type)$")
 #: Samples of such an end, the steps they are of, different rewards of all others; the most of all that may be lost; and
 #: how likely chance may make all of theirs the least, as a logarithm.
 FEWEST, STEPS, SEVERAL, MOST, CHANCE = 6, 2, 3, 0.5, -8.0
@@ -37,19 +41,17 @@ FEWEST, STEPS, SEVERAL, MOST, CHANCE = 6, 2, 3, 0.5, -8.0
       explains=("D04", "D98", "D56", "L08"),
       source="miles#2800, NeMo-RL#2207, benchflow#1071: a lost sandbox leaves a reward of 0")  # fmt: skip
 def failures_graded(case: Case) -> Finding | None:
-    """Samples whose recorded end (exit_status, status, finish_reason and the like) is one of the environment's (a lost
-    sandbox, an error of a judge or verifier, a connection), 6 and more in 2 steps and more, no more than half of all:
-    a warning where every one of them has the run's least reward, which chance makes of what others earn with e^-8 at
-    the most, others have 3 different rewards and more (or two, both common), and they count in the loss. Where their
-    end may be the answer's own (aborted, a time-out or too little memory where it runs, an error, a failed
-    verifier) it is worth knowing alone. Silent where such samples are
-    masked, or have no advantage.
+    """Samples whose recorded end (exit_status, status, finish_reason, verifier_status and the like) is one of the
+    environment's (a lost sandbox, an error of a judge or verifier, a connection), 6 and more in 2 steps and more, no
+    more than half of all: a warning where every one of them has the run's least reward, which chance makes of what
+    others earn with e^-8 at the most, others have 3 different rewards and more (or two, both common), and they count in
+    the loss. Where their end may be the answer's own (aborted, a time-out or too little memory where it runs, an error,
+    a failed verifier) it is worth knowing alone. Silent where such samples are masked, or have no advantage.
     """
     rows: list[tuple[StepBatch, list[str], Array, Array]] = []
     for batch in case.batches():
         reward_B = batch.reward_B
-        named = ((name, batch.columns.texts(name)) for name in _STATUS)
-        words = next((each for _, each in named if each is not None and len(set(each)) > 1), None)
+        words = next((each for each in _ends(batch) if len(set(each)) > 1), None)
         if words is None or reward_B is None or not np.isfinite(reward_B).all():
             continue
         rows.append((batch, words, reward_B, _counts_B(batch)))
@@ -90,6 +92,17 @@ def failures_graded(case: Case) -> Finding | None:
             steps=steps,
         )
     return None
+
+
+def _ends(batch: StepBatch) -> Iterator[list[str]]:
+    """How each sample ended, by every column that says so: `timeout` of a `verifier_status` is the verifier's."""
+    for name in _STATUS:
+        if (words := batch.columns.texts(name)) is not None:
+            yield words
+    for name in sorted({name for sheet, _ in batch.columns.sheets for name in sheet.names()}):
+        owner = _OWNED.match(name)
+        if owner is not None and (words := batch.columns.texts(name)) is not None:
+            yield [f"{owner[1]} {word}" for word in words]
 
 
 def _counts_B(batch: StepBatch) -> Array:
