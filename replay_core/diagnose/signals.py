@@ -26,8 +26,8 @@ from replay_core.dumps.metric_tables import OF_A_RUN
 from replay_core.dumps.metric_tables import SUFFIXES as TABLES
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
-from replay_core.regexes import regex
 from replay_core.records import Inline, Record, Run, Selection, TensorRef
+from replay_core.regexes import regex
 
 #: Records that hold scalars of a step. The others hold tensors, and are the batch rules' to read.
 STAGES = frozenset({"training_metrics", "loss", "optimizer"})

@@ -145,7 +145,8 @@ def _taught_anew(log: RunLog) -> Finding | None:
     if held is not None:
         earlier = [p.value for p in held.points if (p.step or 0) < (step or 0) and math.isfinite(p.value)]
         later = [p.value for p in held.points if (p.step or 0) >= (step or 0) and math.isfinite(p.value)]
-        if earlier and later and later[0] - earlier[-1] < _KEEPS * (begun - before):
+        way = earlier[0] - earlier[-1] if len(earlier) > 1 else begun - before
+        if earlier and later and later[0] - earlier[-1] < _KEEPS * max(way, 0.0) + noise:
             return None  # the weights know what they did: these demonstrations are others
     elif step is None or not _goes_the_same_way(loss, step):
         return None
@@ -195,7 +196,7 @@ def falls_back(log: RunLog) -> Finding | None:
     In fewer than 16 steps, a KL that had come to .001 and more in the two before, is exactly 0 and starts anew, while
     most of reward, entropy and length are nearer to their beginning than to what they were before.
     The loss of demonstrations, where nothing of a policy is logged, tells it alone: back at its beginning within a
-    step, and falling anew, with the held-out loss (half of the way at least), or the way of the first steps where none
+    step, and falling anew, with the held-out loss (half of its own way at least), or the way of the first steps where none
     is logged.
     """
     if (again := _is_reference_again(log)) is not None:
