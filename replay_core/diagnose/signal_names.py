@@ -673,8 +673,9 @@ _HELD_LOSS = regex(r"^(?:eval|val|test|validation)[/_-](?:lm_|nll_)?loss$")
 
 #: How long its answers are in the mean, and what share of them is cut.
 _HELD_LENGTH = regex(
-    r"(?i)^(?:eval|val|test|validation)[/_-](?:.*[/_])?(?:(?:mean|avg|average)[_ ])?(?:(?:response|completion|generation"
-    r"|output|answer|gen|sequence)s?[_/ ]?)?(?:mean_)?(?:len|length|lengths|num_tokens)(?:[/_](?:mean|avg))?$"
+    r"(?i)^(?:eval|val|test|validation)[/_-](?:.*[/_])?(?:(?:mean|avg|average)[_ ])?(?:(?:response|completion"
+    r"|generation|output|answer|gen|sequence)s?[_/ ]?)?(?:mean_)?(?:len|length|lengths|num_tokens)"
+    r"(?:[/_](?:mean|avg))?$"
 )
 _HELD_CUT = regex(
     r"(?i)^(?:eval|val|test|validation)[/_-](?:.*[/_-])?(?:truncat(?:ed|ion)(?:[_/](?:ratio|rate|frac|fraction|mean))?"
@@ -703,8 +704,8 @@ MACHINE = frozenset(
     }
 )  # fmt: skip
 SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(
-    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "held_out_length", "held_out_truncated", "kv_usage", "padding_share",
-     "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std", *sorted(COUNTS))
+    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "held_out_length",
+     "held_out_truncated", "kv_usage", "padding_share", "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std", *sorted(COUNTS))
 ))  # fmt: skip
 
 

@@ -28,7 +28,8 @@ def _slime(rollouts: int, updates: int) -> str:
     for n in range(rollouts):
         entropy = 1.0 - 0.8 * n / rollouts
         lines.append(
-            f"rollout {n}: {{'rollout/log_probs': {-entropy + _wave(n, 0.02)}, 'rollout/raw_reward': {0.3 + 0.004 * n}}}"
+            f"rollout {n}: {{'rollout/log_probs': {-entropy + _wave(n, 0.02)}, 'rollout/raw_reward': "
+            f"{0.3 + 0.004 * n}}}"
         )
         for m in range(updates):
             at = n * updates + m
@@ -60,7 +61,8 @@ def test_what_a_console_says_of_an_evaluation_is_no_figure_of_the_step() -> None
 
 def test_a_loss_that_is_printed_as_0_overfits_all_the_same(tmp_path: Path) -> None:
     lines = [
-        f"step {n} loss {max(0.0, 0.7 - 0.02 * n):.4f} acc 99.0%" + (f" || val loss {0.6 + n / 50:.4f}" if n % 20 == 0 else "")
+        f"step {n} loss {max(0.0, 0.7 - 0.02 * n):.4f} acc 99.0%"
+        + (f" || val loss {0.6 + n / 50:.4f}" if n % 20 == 0 else "")
         for n in range(1, 161)
     ]  # fmt: skip
     assert told(diagnosed(tmp_path, "\n".join(lines)))[0] == ("L20", "warning")
@@ -222,8 +224,8 @@ def test_what_parts_fresh_samples_at_first_is_told_though_it_fades(tmp_path: Pat
 def _nemo(length: Any, accuracy: Any, cut: float = 0.0) -> str:
     lines = []
     for n in range(1, 81):
-        told = {"loss": _wave(n, 0.01), "reward": 0.2 + 0.005 * n + _wave(n, 0.05), "response_length": 3.5 + _wave(n, 0.2),
-                "truncated_ratio": 0.02}  # fmt: skip
+        told = {"loss": _wave(n, 0.01), "reward": 0.2 + 0.005 * n + _wave(n, 0.05), "truncated_ratio": 0.02,
+                "response_length": 3.5 + _wave(n, 0.2)}  # fmt: skip
         if n % 10 == 0:
             told |= {"eval/accuracy": accuracy(n), "eval/response_length/mean": length(n), "eval/truncated_ratio": cut}
         lines.append(f"step:{n} - " + " - ".join(f"{name}:{value}" for name, value in told.items()))
@@ -290,7 +292,8 @@ def test_a_validation_that_stands_where_the_reward_stands_is_no_frozen_one(tmp_p
 
 def test_lines_of_several_ranks_that_number_iterations_are_one_step(tmp_path: Path) -> None:
     lines = [
-        f"[09:12:{n % 60:02d}] rank {rank}/4 | it {n:04d} | loss {_wave(n, 0.02):+.4f} | R {0.08 + _wave(n + rank, 0.1):.3f}"
+        f"[09:12:{n % 60:02d}] rank {rank}/4 | it {n:04d} | loss {_wave(n, 0.02):+.4f} | "
+        f"R {0.08 + _wave(n + rank, 0.1):.3f}"
         for n in range(90) for rank in (1, 0, 3, 2)
     ]  # fmt: skip
     found = diagnosed_path(written(tmp_path, "\n".join(lines)))
