@@ -705,7 +705,8 @@ MACHINE = frozenset(
 )  # fmt: skip
 SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(
     (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "held_out_length",
-     "held_out_truncated", "kv_usage", "padding_share", "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std", *sorted(COUNTS))
+     "held_out_truncated", "kv_usage", "padding_share",
+     "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std", *sorted(COUNTS))
 ))  # fmt: skip
 
 

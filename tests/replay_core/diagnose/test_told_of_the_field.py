@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from replay_core.diagnose.signal_names import named
+from replay_core.diagnose.signals import Signals
+from replay_core.dumps import open_run
 from replay_core.dumps.console_lines import console_line
+from replay_core.errors import RldbgError
 from tests.replay_core.diagnose.logs import diagnosed, diagnosed_path, only, told, verl, worrying, written
 
 
@@ -299,3 +302,32 @@ def test_lines_of_several_ranks_that_number_iterations_are_one_step(tmp_path: Pa
     found = diagnosed_path(written(tmp_path, "\n".join(lines)))
     assert not found.notes
     assert all("360" not in one.claim for one in found.findings)
+
+
+def _curve(folder: Path, name: str, line: Any, head: str = "") -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(head + "".join(line(n) for n in range(1, 41)))
+
+
+def test_a_folder_of_one_runs_curves_is_one_run(tmp_path: Path) -> None:
+    for name in ("train/reward", "train/kl", "eval/accuracy"):
+        _curve(tmp_path / "run", f"metrics/{name}", lambda n: f"{1700000000000 + n} {2.0 - 0.05 * n} {n}\n")
+    (tmp_path / "run" / "meta.yaml").write_text("run_id: 5bd\n")
+    assert [one.id for one in worrying(diagnosed_path(tmp_path / "run"))][:1] == ["L08"]
+    for name in ("train_reward", "train_loss"):
+        _curve(tmp_path / "board", f"run-grpo_1-tag-{name}.csv", lambda n: f"17e8,{n},{2.0 - 0.05 * n}\n",
+               "Wall time,Step,Value\n")  # fmt: skip
+    signals = Signals.of(open_run(tmp_path / "board"))
+    assert signals is not None
+    (log_of_it,) = signals.logs
+    assert {series.name for series in log_of_it.signals()} == {"train_reward", "train_loss"}
+
+
+def test_curves_of_several_runs_side_by_side_are_not_laid_over_each_other(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        _curve(tmp_path / "mlruns", f"{run}/metrics/reward", lambda n: f"{1700000000000 + n} 0.5 {n}\n")
+        _curve(tmp_path / "board", f"run-{run}-tag-reward.csv", lambda n: f"17e8,{n},0.5\n", "Wall time,Step,Value\n")
+    for folder in ("mlruns", "board"):
+        with pytest.raises(RldbgError):
+            diagnosed_path(tmp_path / folder)
