@@ -286,6 +286,6 @@ DIALECT = Dialect(
     index,
     alone(several),
     several=several,
-    grows=r"\.tfevents\.|\.wandb$|/metrics/",
+    grows=r"\.tfevents\.|\.wandb$",
     is_container=False,
 )

@@ -281,13 +281,11 @@ def test_a_bonus_that_outweighs_the_reward_leads_before_the_kl_that_it_makes(tmp
 
 def test_a_validation_that_stands_where_the_reward_stands_is_no_frozen_one(tmp_path: Path) -> None:
     def said(reward: Any) -> str:
-        lines = []
-        for n in range(90):
-            lines.append(
-                verl([{"critic/score/mean": reward(n), "actor/entropy": 1.4 - 0.002 * n + _wave(n, 0.01),
-                       **({"val-core/a/acc/mean@1": 0.073} if n % 10 == 0 else {})}], n + 1)
-            )  # fmt: skip
-        return "".join(lines)
+        return "".join(
+            verl([{"critic/score/mean": reward(n), "actor/entropy": 1.4 - 0.002 * n + _wave(n, 0.01),
+                   "val-core/a/acc/mean@1": 0.073 if n % 10 == 0 else None}], n + 1)
+            for n in range(90)
+        )  # fmt: skip
 
     assert "D116" not in _ids(tmp_path, said(lambda n: 0.08 + _wave(n, 0.1)))
     assert {"D116", "L25"} & _ids(tmp_path, said(lambda n: 0.2 + 0.005 * n + _wave(n, 0.1)))
@@ -311,10 +309,10 @@ def _curve(folder: Path, name: str, line: Any, head: str = "") -> None:
 
 
 def test_a_folder_of_one_runs_curves_is_one_run(tmp_path: Path) -> None:
-    for name in ("train/reward", "train/kl", "eval/accuracy"):
+    for name in ("train/reward", "train/loss", "eval/accuracy"):
         _curve(tmp_path / "run", f"metrics/{name}", lambda n: f"{1700000000000 + n} {2.0 - 0.05 * n} {n}\n")
     (tmp_path / "run" / "meta.yaml").write_text("run_id: 5bd\n")
-    assert [one.id for one in worrying(diagnosed_path(tmp_path / "run"))][:1] == ["L08"]
+    assert "L08" in {one.id for one in worrying(diagnosed_path(tmp_path / "run"))}
     for name in ("train_reward", "train_loss"):
         _curve(tmp_path / "board", f"run-grpo_1-tag-{name}.csv", lambda n: f"17e8,{n},{2.0 - 0.05 * n}\n",
                "Wall time,Step,Value\n")  # fmt: skip
