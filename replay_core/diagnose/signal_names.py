@@ -660,9 +660,10 @@ _HELD_OUT = regex(
     r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc|(?:win|solve|solved|correct)_rate)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
 #: Of these, what is worse the more it is, by its last part (a data set may have such a name): that it falls is no loss.
+#: Nor is a count of groups: open-instruct's val/all_zero_reward_groups.
 _LESS_IS_BETTER = regex(
     r"(?i)(?:penalt|hack|repeti|toxic|refus|rejected|incorrect|wrong|unsafe|harmful|invalid|fail|error|violation"
-    r"|(?:/|_|-)(?:no|gap)(?=[_-]|$))[^/]*(?<!acc)(?<!accuracy)$"
+    r"|(?:/|_|-)(?:no|gap)(?=[_-]|$)|groups?$)[^/]*(?<!acc)(?<!accuracy)$"
 )
 #: slime names an evaluation by its data set alone, which is told by what it logs beside it: eval/aime, and
 #: eval/aime-truncated_ratio, eval/aime/response_len/mean.

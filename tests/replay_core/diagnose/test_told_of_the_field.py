@@ -329,3 +329,28 @@ def test_curves_of_several_runs_side_by_side_are_not_laid_over_each_other(tmp_pa
     for folder in ("mlruns", "board"):
         with pytest.raises(RldbgError):
             diagnosed_path(tmp_path / folder)
+
+
+def test_the_bar_of_an_updates_batches_is_no_first_step(tmp_path: Path) -> None:
+    def said(n: int) -> str:
+        bar = f"act_loss={_wave(n, 0.1):.3g}, reward=0.4, kl={0.18 + n / 1e3:.3g}"
+        return (
+            f"(PolicyModelActor pid=9) Train epoch [1/1]: 100%|██████████| 2/2 [00:06<00:00,  3.0s/it, {bar}]\n"
+            f"(PPOTrainer pid=3) ✨ Global step {n}: {{'policy_loss': {_wave(n, 0.1)}, "
+            f"'reward': {0.4 + _wave(n, 0.1)}, 'kl': {0.18 + n / 1e3}, 'actor_grad_norm': {0.4 + _wave(n, 0.2)}}}\n"
+        )
+
+    found = diagnosed(tmp_path, "".join(map(said, range(61, 111))))
+    assert "D15" not in {one.id for one in found.findings}
+    # A bar that is handed every step's figures is all there is, whatever is said once at the end.
+    bars = "".join(
+        f"GRPO: {n}%|█| {n}/80 [00:41<22:10, 13.7s/it, loss={_wave(n, 0.1):.3f}, reward={2 - n / 40:.3f}]\n"
+        for n in range(1, 81)
+    )
+    assert "L08" in _ids(tmp_path, bars + "{'train_runtime': 300.0, 'train_loss': 0.01}\n")
+
+
+def test_counts_of_groups_are_no_held_out_results() -> None:
+    assert named("val/all_zero_reward_groups") is None
+    assert (of_sets := named("val/gsm8k/reward")) is not None
+    assert of_sets.signal == "held_out"
