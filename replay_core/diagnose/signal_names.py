@@ -660,9 +660,10 @@ _HELD_OUT = regex(
     r"|em|recall|precision|ndcg|mrr|hits?|hit_rate|auc|(?:win|solve|solved|correct)_rate)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
 #: Of these, what is worse the more it is, by its last part (a data set may have such a name): that it falls is no loss.
+#: Nor is a count of groups: open-instruct's val/all_zero_reward_groups.
 _LESS_IS_BETTER = regex(
     r"(?i)(?:penalt|hack|repeti|toxic|refus|rejected|incorrect|wrong|unsafe|harmful|invalid|fail|error|violation"
-    r"|(?:/|_|-)(?:no|gap)(?=[_-]|$))[^/]*(?<!acc)(?<!accuracy)$"
+    r"|(?:/|_|-)(?:no|gap)(?=[_-]|$)|groups?$)[^/]*(?<!acc)(?<!accuracy)$"
 )
 #: slime names an evaluation by its data set alone, which is told by what it logs beside it: eval/aime, and
 #: eval/aime-truncated_ratio, eval/aime/response_len/mean.
@@ -673,8 +674,9 @@ _HELD_LOSS = regex(r"^(?:eval|val|test|validation)[/_-](?:lm_|nll_)?loss$")
 
 #: How long its answers are in the mean, and what share of them is cut.
 _HELD_LENGTH = regex(
-    r"(?i)^(?:eval|val|test|validation)[/_-](?:.*[/_])?(?:(?:mean|avg|average)[_ ])?(?:(?:response|completion|generation"
-    r"|output|answer|gen|sequence)s?[_/ ]?)?(?:mean_)?(?:len|length|lengths|num_tokens)(?:[/_](?:mean|avg))?$"
+    r"(?i)^(?:eval|val|test|validation)[/_-](?:.*[/_])?(?:(?:mean|avg|average)[_ ])?(?:(?:response|completion"
+    r"|generation|output|answer|gen|sequence)s?[_/ ]?)?(?:mean_)?(?:len|length|lengths|num_tokens)"
+    r"(?:[/_](?:mean|avg))?$"
 )
 _HELD_CUT = regex(
     r"(?i)^(?:eval|val|test|validation)[/_-](?:.*[/_-])?(?:truncat(?:ed|ion)(?:[_/](?:ratio|rate|frac|fraction|mean))?"
@@ -703,7 +705,8 @@ MACHINE = frozenset(
     }
 )  # fmt: skip
 SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(
-    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "held_out_length", "held_out_truncated", "kv_usage", "padding_share",
+    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), OTHER, "held_out", "held_out_loss", "held_out_length",
+     "held_out_truncated", "kv_usage", "padding_share",
      "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std", *sorted(COUNTS))
 ))  # fmt: skip
 

@@ -26,8 +26,8 @@ from replay_core.dumps.metric_tables import OF_A_RUN
 from replay_core.dumps.metric_tables import SUFFIXES as TABLES
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
-from replay_core.regexes import regex
 from replay_core.records import Inline, Record, Run, Selection, TensorRef
+from replay_core.regexes import regex
 
 #: Records that hold scalars of a step. The others hold tensors, and are the batch rules' to read.
 STAGES = frozenset({"training_metrics", "loss", "optimizer"})
@@ -343,7 +343,8 @@ class RunLog(Struct):
         own = [name for signal, name in self._points if signal == "source_reward"]
         role = signal_names.OF_A_ROLE.match(own[0]) if len(own) == 1 else None
         # A part of a reward (a format, a penalty) has such a name, too; of a role rllm counts the groups beside it.
-        known = role is not None and any(name.startswith(f"batch/{role[1]}/") for _, name in self._points)
+        counts = () if role is None else (f"batch/{role[1]}/", "batch/solve_")
+        known = any(name.startswith(counts) for _, name in self._points) if counts else False
         if known and all(signal != "reward" for signal, _ in self._points):
             key = "reward", own[0]
             self._names[key] = signal_names.Name("reward", "rllm")

@@ -62,6 +62,11 @@ def console_line(line: str) -> tuple[int | None, dict[str, float]]:
     return _numbered(line, _STEP)
 
 
+def is_bar(line: str) -> bool:
+    """Whether a line's metrics are those that a progress bar was handed."""
+    return "<" in line and _BAR.search(line) is not None
+
+
 _OF_A_SOURCE = regex(r"^\s{1,40}[╰├└]─{1,2} ?([A-Za-z][\w./@-]{0,60}?)\s{1,40}\|(.{1,1000})$")
 
 

@@ -2,6 +2,7 @@
 
 events.out.tfevents.*     TFRecords (length, checksum, bytes, checksum) of tensorflow.Event messages
 run-*.wandb               a LevelDB log (blocks of 32 KiB) of wandb.Record messages; rows of history
+metrics/train/reward      MLflow's folder of one run: a file for each metric, `milliseconds value step` a line
 
 Only scalars are read: pictures, histograms and tables are passed over. Checksums are not verified.
 """
@@ -12,6 +13,7 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from replay_core.budget import reading, spend_bytes, spend_values
 from replay_core.dumps.containers import wire
@@ -22,6 +24,7 @@ from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Problem, RecordKey, TensorRef
+from replay_core.regexes import regex
 
 #: A scalar's message is short; a longer record holds a picture or is no record.
 _LONGEST = 1 << 26
@@ -30,6 +33,10 @@ _BLOCK = 1 << 15
 #: Of a record inside a block (checksum, length, kind), and of the whole file.
 _HEADER = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+#: How a line of MLflow's begins: milliseconds since 1970.
+_MLFLOW = regex(rb"^\d{11,12}")
+_MLFLOW_LINE = regex(r"^\d{12,14} (\S{1,40}) (\d{1,12})$")
 
 _Steps = dict[int | None, dict[str, float]]
 
@@ -41,6 +48,23 @@ def _files(path: Path) -> Iterator[Path]:
                 file = folder.file(entry)
                 if _reader(file) is not None:
                     yield file
+    yield from _of_mlflow(path)
+
+
+def _of_mlflow(path: Path) -> Iterator[Path]:
+    """The files of one run's metrics; none where several runs lie side by side, which no line tells apart."""
+    if path.is_file():
+        return
+    folders = [folder for folder in listing(path).folders if _mlflow_root(folder.path) is not None]
+    if len({_mlflow_root(folder.path) for folder in folders}) != 1:
+        return
+    for folder in folders:
+        yield from (file for name in folder.names if _reader(file := folder.file(name)) == "mlflow")
+
+
+def _mlflow_root(folder: Any) -> Path | None:
+    """The folder of a run's metrics that a folder is, or lies in."""
+    return next((one for one in (Path(folder), *Path(folder).parents) if one.name == "metrics"), None)
 
 
 def _reader(file: Path) -> str | None:
@@ -51,6 +75,8 @@ def _reader(file: Path) -> str | None:
         return None
     if head[:4] == _WANDB_HEAD:
         return "wandb"
+    if _MLFLOW.match(head) is not None and _mlflow_root(file.parent) is not None:
+        return "mlflow"
     # The first record of an event file is its version: `brain.Event:2`, a short one.
     return "tfevents" if len(head) == 12 and struct.unpack("<Q", head[:8])[0] < 1 << 12 else None
 
@@ -90,6 +116,8 @@ def _parsed(file: Path) -> tuple[_Steps, str | None]:
     """Steps in order with their scalars, and what is wrong with the file's end."""
     steps: _Steps = {}
     problem = None
+    if _reader(file) == "mlflow":
+        return _of_lines(file), None
     is_wandb = _reader(file) == "wandb"
     count = 0
     try:
@@ -104,6 +132,21 @@ def _parsed(file: Path) -> tuple[_Steps, str | None]:
         problem = f"the file ends in what is no record, after {count:,} records: {error}"
     ordered = sorted(steps, key=lambda step: -1 if step is None else step)
     return {step: steps[step] for step in ordered}, problem
+
+
+def _of_lines(file: Path) -> _Steps:
+    """The steps of MLflow's file of one metric, which is called as its path is."""
+    root = _mlflow_root(file.parent)
+    name = str(file.relative_to(root)) if root is not None else file.name
+    steps: _Steps = {}
+    with reading(file), regular(file) as opened:
+        for line in opened:
+            spend_values(1, "records of a curve")
+            if (said := _MLFLOW_LINE.match(line.decode("ascii", "replace").strip())) is not None:
+                value = _json_number(said[1].encode())
+                if value is not None:
+                    steps.setdefault(int(said[2]), {})[name] = value
+    return dict(sorted(steps.items(), key=lambda each: each[0] or 0))
 
 
 def _tf_records(file: Path) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from replay_core.dumps import step_log
 from replay_core.dumps.boxed_tables import BEGINS, ROW, BoxedTables
 from replay_core.dumps.bulleted_steps import HEAD as BULLETED
 from replay_core.dumps.bulleted_steps import BulletedSteps
-from replay_core.dumps.console_lines import BAR, OF_EPOCH, console_line, epoch_line, source_line
+from replay_core.dumps.console_lines import BAR, OF_EPOCH, console_line, epoch_line, is_bar, source_line
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
@@ -461,6 +461,9 @@ def _log(path: Path) -> _Log:
         elif begins == 0:
             not_finite = told_rows
         said = [] if begins is None else [one for one in said if one[0].number >= begins]
+    if log.metrics and len({step for line, step, _ in said if is_bar(line.text)}) < len(log.metrics):
+        # A bar of the batches of an update has numbers of its own: what it is handed stands in the step's mapping, too.
+        said = [one for one in said if not is_bar(one[0].text)]
     for line, step, values in said or (() if log.metrics or log.iterations else epochs):
         log.add(step, values, line.rank, line.number, over=False)
     log.keep_not_finite(not_finite)

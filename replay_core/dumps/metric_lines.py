@@ -39,7 +39,8 @@ _SWIFT_STEP = regex(r"""['"]global_step/max_steps['"]:\s?['"](\d{1,12})/\d""")
 _PIPES = regex(r"\b(?:step|iteration)\s+(\d{1,12})(?:\s?/\s*\d{1,12})?\s*\|(.*)$", re.IGNORECASE)
 #: Megatron's evaluation: validation loss at iteration 100 | lm loss value: 1.2E+00 | lm loss PPL: 3.3E+00 |
 _MEGATRON_EVALUATES = regex(
-    rf"\b(?:validation|test) loss at iteration\s{{1,4}}(\d{{1,12}}).{{0,60}}\|\s{{0,4}}lm loss value: ({_NUM})", re.IGNORECASE
+    rf"\b(?:validation|test) loss at iteration\s{{1,4}}(\d{{1,12}}).{{0,60}}\|\s{{0,4}}lm loss value: ({_NUM})",
+    re.IGNORECASE,
 )
 #: A share may be printed in hundredths: `Truncated: 16.7%`.
 _PIPE_PAIR = regex(rf"([A-Za-z][\w .()/%@-]{{0,60}}?):\s*({_NUM}(?:\s?%)?)", re.IGNORECASE)

@@ -41,6 +41,8 @@ _OF_TRAINING = frozenset(("loss", "grad_norm", "train/loss", "train/grad_norm", 
 _WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = regex(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
 _TABLE = regex(r"/(?:progress|history|log|wandb_export[^/]*|[^/]*metrics[^/]*)\.csv$", re.IGNORECASE)
+#: What TensorBoard's page gives of one of a run's curves: a file for each, run-grpo_1-tag-train_reward.csv.
+_OF_A_CURVE = regex(r"/[^/]*\btag-[^/]+\.csv$")
 #: What no row of samples holds: a file of such rows is one of metrics, whatever it is called.
 _TRAINED = regex(r"(?:^|[/_.])(?:loss|grad_norm|learning_rate|lr)$")
 #: And what one of a policy's metrics holds.
@@ -59,11 +61,15 @@ NUMBERED = "rows that name no step are numbered in the order they stand in"
 
 def _files(path: Path) -> Iterator[Path]:
     for folder in listing(path).folders:
+        curves = {file.rpartition("tag-")[0] for file in names_with(folder, ".csv") if _OF_A_CURVE.search(f"/{file}")}
         for file in names_with(folder, ".json", ".jsonl", *metric_tables.SUFFIXES):
             text = f"{folder.path}/{file}"
             if file.endswith(metric_tables.SUFFIXES):
-                names = metric_names(folder.file(file), path.is_file()) if path.is_file() or _TABLE.search(text) else []
-                if names and (path.is_file() or any(map(_TRAINED.search, names))):
+                # Curves of several runs beside each other are told apart by their names alone: none is read.
+                is_curve = len(curves) == 1 and _OF_A_CURVE.search(text) is not None
+                is_known = path.is_file() or is_curve or _TABLE.search(text)
+                names = metric_names(folder.file(file), path.is_file()) if is_known else []
+                if names and (path.is_file() or is_curve or any(map(_TRAINED.search, names))):
                     yield folder.file(file)
                 continue
             if file.endswith(".jsonl"):

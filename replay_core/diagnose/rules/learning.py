@@ -153,8 +153,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
     elif from_nothing and (idle := _nothing_moves(log, len(values))) is not None:
         reward, moved = idle
         yield warning(
-            f"the learning rate still climbs from 0 after {len(values)} steps, and nothing is learnt yet: {reward.name} "
-            f"stays at {trends.level(reward.finite, len(reward.finite) // 3):.3g}, {moved.name} at "
+            f"the learning rate still climbs from 0 after {len(values)} steps, and nothing is learnt yet: "
+            f"{reward.name} stays at {trends.level(reward.finite, len(reward.finite) // 3):.3g}, {moved.name} at "
             f"{trends.level(moved.finite):.2g}",
             series.ended,
             series.shown(values[-1], "its full value, which the log does not tell"),

@@ -8,8 +8,7 @@ it is 0 by construction, while its gradient is not.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -611,8 +611,8 @@ def _of_no_age(log: RunLog) -> Finding | None:
         return None
     return finding(
         "error" if limit.is_past(now, limit.error) else "warning",
-        f"engine and trainer disagree: {series.name} is {now:.3g}{' in the first steps' if now == begun else ''} where no "
-        f"sample is old ({age.name} is 0 in every "
+        f"engine and trainer disagree: {series.name} is {now:.3g}{' in the first steps' if now == begun else ''} where "
+        f"no sample is old ({age.name} is 0 in every "
         "step), so that no update lies between the log-probabilities that it compares",
         series,
         series.shown(now if series.last.value > 0 else -now, f"within {limit.warning:g} of 0"),

@@ -145,13 +145,14 @@ def _taught_anew(log: RunLog) -> Finding | None:
     if held is not None:
         earlier = [p.value for p in held.points if (p.step or 0) < (step or 0) and math.isfinite(p.value)]
         later = [p.value for p in held.points if (p.step or 0) >= (step or 0) and math.isfinite(p.value)]
-        if earlier and later and later[0] - earlier[-1] < _KEEPS * (begun - before):
+        way = earlier[0] - earlier[-1] if len(earlier) > 1 else begun - before
+        if earlier and later and later[0] - earlier[-1] < _KEEPS * max(way, 0.0) + noise:
             return None  # the weights know what they did: these demonstrations are others
     elif step is None or not _goes_the_same_way(loss, step):
         return None
     return warning(
-        f"the run starts again at step {step}: {loss.name} goes from {before:.3g} to {after:.3g} within one step, where "
-        f"it began ({begun:.3g})"
+        f"the run starts again at step {step}: {loss.name} goes from {before:.3g} to {after:.3g} within one step, "
+        f"where it began ({begun:.3g})"
         + ("" if held is None else f", {held.name} with it") + ", and falls anew: its weights are the first ones again",
         loss.of(loss.points[at:]),
         loss.shown_at(loss.points[at], f"about {before:.3g}"),
@@ -182,7 +183,8 @@ def _goes_the_same_way(series: Series, step: int) -> bool:
 
 
 @rule("L24", "the run falls back to its beginning", link="optimizer", scope="signals",
-      needs=("reward|kl|entropy|response_length|loss",), explains=("L08", "L09", "L10", "D25", "L20", "D46"), lasts=True,
+      needs=("reward|kl|entropy|response_length|loss",), explains=("L08", "L09", "L10", "D25", "L20", "D46"),
+      lasts=True,
       source="a checkpoint that is resumed from the first weights; a save that holds no weights")  # fmt: skip
 def falls_back(log: RunLog) -> Finding | None:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
@@ -195,8 +197,8 @@ def falls_back(log: RunLog) -> Finding | None:
     In fewer than 16 steps, a KL that had come to .001 and more in the two before, is exactly 0 and starts anew, while
     most of reward, entropy and length are nearer to their beginning than to what they were before.
     The loss of demonstrations, where nothing of a policy is logged, tells it alone: back at its beginning within a
-    step, and falling anew, with the held-out loss (half of the way at least), or the way of the first steps where none
-    is logged.
+    step, and falling anew, with the held-out loss (half of its own way at least), or the way of the first steps where
+    none is logged.
     """
     if (again := _is_reference_again(log)) is not None:
         return again

@@ -24,10 +24,9 @@ _NEXT = (
       explains=("D01", "L01", "L17", "L40", "L44"), source="Bradley-Terry: a loss of ln 2 is a coin")  # fmt: skip
 def scored_pairs(log: RunLog) -> Finding | None:
     """The scores of better and worse answers one and the same number in every one of 8 lines and more: an error, the
-    head gives one number to all; so is a loss of exactly ln 2 with no right pair in any of them. Else, of 40 lines in the run's second half and more, the better one scored higher in
-    no
-    more of them than a coin would give (two standard deviations), while the loss, where it is logged, has kept 95 % of
-    what it was: a warning.
+    head gives one number to all; so is a loss of exactly ln 2 with no right pair in any of them. Else, of 40 lines in
+    the run's second half and more, the better one scored higher in no more of them than a coin would give (two
+    standard deviations), while the loss, where it is logged, has kept 95 % of what it was: a warning.
     """
     every = log.all("pair_score")
     better = next((one for one in every if _BETTER.search(one.name)), None)
