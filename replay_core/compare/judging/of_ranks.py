@@ -27,6 +27,7 @@ from replay_core.compare.judging.ranks.first_activation import FirstActivation
 from replay_core.compare.judging.ranks.fused_weights import FusedWeights
 from replay_core.compare.judging.ranks.losses import OwnMeans
 from replay_core.compare.judging.ranks.off_in_steps import OffInSteps
+from replay_core.compare.judging.ranks.optimizer_states import OptimizerStates
 from replay_core.compare.judging.ranks.optimizer_steps import OptimizerSteps
 from replay_core.compare.judging.ranks.orthogonalised import Orthogonalised
 from replay_core.compare.judging.ranks.other_micro_batches import OtherMicroBatches
@@ -74,7 +75,7 @@ class OfRanks:
         self._first = FirstActivation(self._before, self._experts, self._dtypes, attention)
         self._weights_of_first = WeightsOfFirst(self._first, attention)
         self._micro_batches = OtherMicroBatches(self._first)
-        self._clipped, self._orthogonalised = ClippedByShares(), Orthogonalised()
+        self._clipped, self._orthogonalised, self._states = ClippedByShares(), Orthogonalised(), OptimizerStates()
         #: In the order they are asked: a later one may overrule what was found, as each says by itself.
         self._questions: tuple[Question, ...] = (
             batch_values.of_positions,
@@ -99,10 +100,12 @@ class OfRanks:
             partial(of_weights, self._off),
             log_probabilities.of_vocabulary,
             log_probabilities.of_logits,
+            self._of_stretches,
             self._entropies.of_logits,
             self._of_own_words,
             batch_values.of_astray,
             self._gradients.of_summed_in_part,
+            self._of_softmax,
         )
         #: Causes that were not looked for to their end, and why.
         self.notes: list[str] = []
@@ -127,6 +130,8 @@ class OfRanks:
                 if one.ranks is not None:
                     one.ranks.fault = None
             say_first(row, fault)
+        if (of_state := self._states.finish()) is not None:
+            say_first(*of_state)
 
     # What is not finite is told as such, and arithmetic with it says nothing.
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
@@ -160,6 +165,7 @@ class OfRanks:
         self._asked(row, self._keep, of)
         self._asked(row, self._clipped.note, recorded)
         self._asked(row, self._orthogonalised.note, recorded)
+        self._asked(row, self._states.note, recorded)
         self._steps.keep_gradient(recorded)
 
     def _begin_step(self, step: int | None) -> None:
@@ -229,6 +235,14 @@ class OfRanks:
         if not is_open(fault):
             return fault
         return held_otherwise.of_own_words(of, is_first=not self._off.in_forward(of.step)) or fault
+
+    def _of_stretches(self, of: RowOfRanks, fault: Fault | None) -> Fault | None:
+        """Whether log-probabilities are off where ranks' stretches of the sequence end."""
+        return log_probabilities.of_stretches(of, fault, forward_is_off=self._off.in_forward(of.step))
+
+    def _of_softmax(self, of: RowOfRanks, fault: Fault | None) -> Fault | None:
+        """Whether a head's gradient lacks what comes back of other ranks' words."""
+        return log_probabilities.of_softmax(of, fault, forward_is_off=self._off.in_forward(of.step))
 
     def _judged_as_mean(self, of: RowOfRanks) -> bool:
         """Whether losses that agree are, of several ranks with samples of their own, a mean all the same."""

@@ -1,0 +1,85 @@
+"""Gradients that alone are off in a step, where all others agree: what they have in common says whose sum it is.
+
+A weight that the first and the last stage of a pipeline both have (an embedding that is the head too) has in either the
+sum of both. Experts are summed and divided over other ranks than all else: those that have the same experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from replay_core.compare.judging.faults import Fault, whose
+from replay_core.regexes import regex
+
+if TYPE_CHECKING:
+    from replay_core.compare.judging.tensors import TensorVerdict
+
+_EMBEDDING = regex(r"(?:^|[._])(?:embed\w*|wte|tok_embeddings|word_embeddings|lm_head|output_layer)\.weight$")
+#: Fewer gradients that agree say nothing of those that do not.
+_FEWEST = 4
+_EXPERTS = regex(r"experts?(?:[._\d]|$)")
+_SCALED = ("too much", "too little")
+
+
+def tied_weight(rows: Sequence[TensorVerdict]) -> tuple[Fault, TensorVerdict, int] | None:
+    """The embedding that stages of a pipeline share, where its gradient alone is off and each other's is of one stage.
+
+    rows: in order of computation, those that agree too.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or first.ranks is None or _EMBEDDING.search(first.name) is None:
+        return None
+    own = _gradients(rows, first)
+    ranks = first.ranks.ranks
+    others = [row for row in own if row is not first]
+    if first not in own or len(ranks) < 2 or len(others) < _FEWEST or any(row.verdict.diverges for row in others):
+        return None
+    if any(row.ranks is None or set(row.ranks.ranks) >= set(ranks) for row in others):
+        return None
+    return (
+        Fault(
+            "tied weight", ranks,
+            f"{first.name.removeprefix('grad.')}'s gradient is the only one that is off, and the only one that stages "
+            f"of the pipeline share ({whose(ranks)}: an embedding that is the head too); the forward and all "
+            f"{len(others)} others agree: its sum over the first and the last stage is not made once, at the end of "
+            "the step (of every micro-batch's, so that what was summed before is summed again; twice; or of another "
+            "buffer)",
+        ),
+        first, 1,
+    )  # fmt: skip
+
+
+def of_experts(fault: Fault, name: str | None, rows: Sequence[TensorVerdict]) -> Fault:
+    """The fault of a gradient that is scaled; with whose number of ranks it is, where experts' are off alone."""
+    if fault.kind not in _SCALED:
+        return fault
+    first = next((row for row in rows if row.name == name and row.verdict.diverges), None)
+    if first is None or not first.name.startswith("grad."):
+        return fault
+    own = _gradients(rows, first)
+    off, rest = ([row for row in own if row.verdict.diverges is parts] for parts in (True, False))
+    if len(rest) < _FEWEST or not all(map(_is_of_experts, off)) or any(map(_is_of_experts, rest)):
+        return fault
+    return replace(
+        fault,
+        sentence=f"{fault.sentence}. Experts' gradients alone are off so ({len(off)}), and all {len(rest)} others are "
+        "the other run's: experts' are divided by, or summed over, the number of ranks of another group (those that "
+        "have the same experts, as expert data parallelism has them) than is due, which is that of all data-parallel "
+        "ranks",
+    )
+
+
+def _is_of_experts(row: TensorVerdict) -> bool:
+    """Whether it is of an expert, or of a layer's experts in one tensor."""
+    held = row.a or row.b
+    return _EXPERTS.search(row.name) is not None or (held is not None and len(held[1].shape) == 3)
+
+
+def _gradients(rows: Sequence[TensorVerdict], of: TensorVerdict) -> list[TensorVerdict]:
+    return [
+        row for row in rows
+        if row.key.step == of.key.step and row.name.startswith("grad.") and row.skipped is None
+    ]  # fmt: skip
