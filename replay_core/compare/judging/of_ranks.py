@@ -218,6 +218,8 @@ class OfRanks:
             judge_copies(of)
         if of.kind == "loss" and not row.verdict.diverges and of.together.shares == "all":
             self._asked(row, _note_mean, of)
+        if row.verdict is Verdict.CLOSE and of.kind == "gradient" and not of.is_gradient:
+            self._asked(row, _judge_norm, of)
         if row.verdict in (Verdict.DIFF, Verdict.NAN):
             if of.is_gradient:
                 self._off.note_gradient(row)
@@ -297,6 +299,12 @@ def _of_norms(of: RowOfRanks, fault: Fault | None) -> Fault | None:
         return fault
     summed = own_norm.not_summed(of.name, of.whole, of.held)
     return summed or own_norm.counted_again(of.name, of.whole, of.held, of.together) or fault
+
+
+def _judge_norm(of: RowOfRanks) -> None:
+    """Let a norm that is near the other run's diverge where it is off by exactly what is counted again in it."""
+    if own_norm.counted_again(of.name, of.whole, of.held, of.together) is not None:
+        of.row.verdict, of.row.suspect = Verdict.DIFF, False
 
 
 def _note_mean(of: RowOfRanks) -> None:

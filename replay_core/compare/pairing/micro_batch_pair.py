@@ -43,16 +43,16 @@ CUT_OTHERWISE = (
 _OF_LAYER = regex(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.\d{1,5}(?:\.|$)")
 
 
-def _as_outputs(tensors: Sequence[TensorRef]) -> list[TensorRef]:
+def _as_outputs(tensors: Sequence[TensorRef]) -> tuple[TensorRef, ...]:
     """A record of modules that has a model's layers by their own names (`layers.0.attn`) has what these put out, and so
     it is of all else that it has by a bare name (`embed`, `norm`).
     """
     bare = {id(ref) for ref in tensors if _is_bare(ref)}
     if not any(id(ref) in bare and _OF_LAYER.search(ref.canonical or ref.name) for ref in tensors):
-        return list(tensors)
-    return [
+        return tuple(tensors)
+    return tuple(
         ref.with_(canonical=f"{ref.canonical or ref.name}.output") if id(ref) in bare else ref for ref in tensors
-    ]  # fmt: skip
+    )
 
 
 def _is_bare(ref: TensorRef) -> bool:
