@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from replay_core import naming
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.regexes import regex
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
 _EMBEDDING = regex(r"(?:^|[._])(?:embed\w*|wte|tok_embeddings|word_embeddings|lm_head|output_layer)\.weight$")
+_ATTENTION = regex(r"(?:^|[._])(?:\w*attn|\w*attention|mixer)\b")
 #: Fewer gradients that agree say nothing of those that do not.
 _FEWEST = 4
 _EXPERTS = regex(r"experts?(?:[._\d]|$)")
@@ -83,3 +85,42 @@ def _gradients(rows: Sequence[TensorVerdict], of: TensorVerdict) -> list[TensorV
         row for row in rows
         if row.key.step == of.key.step and row.name.startswith("grad.") and row.skipped is None
     ]  # fmt: skip
+
+
+def drawn_by_itself(fault: Fault, name: str | None, rows: Sequence[TensorVerdict]) -> Fault:
+    """The fault of ranks that have another output of the same tokens than their like, all before it being right; with
+    what makes it so.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if fault.kind != "apart" or first is None or first.name != name or first.ranks is None:
+        return fault
+    of_module = first.name.endswith(".output") and naming.is_module_tensor(first.name)
+    if not of_module or not set(fault.ranks) < set(first.ranks.ranks):
+        return fault
+    # The first share of a sequence alone attends to no other's.
+    is_first_right = first.ranks.ranks[0] not in fault.ranks
+    is_cut = is_first_right and first.ranks.relation == "slices" and first.ranks.axis == 1
+    if first.ranks.relation != "all" and not (is_cut and _ATTENTION.search(first.name) is not None):
+        return fault
+    before = rows[: next(at for at, row in enumerate(rows) if row is first)]
+    if not any(naming.is_module_tensor(row.name) and row.key.step == first.key.step for row in before):
+        return fault
+    weights = [
+        row for row in rows
+        if row.key.step == first.key.step and row.name.startswith(f"param.{naming.module_of(first.name)}.")
+    ]  # fmt: skip
+    own = "" if weights and not any(row.verdict.diverges for row in weights) else ", or a weight of its own"
+    if is_cut:
+        return replace(
+            fault,
+            sentence=f"{fault.sentence}. What is recorded before it agrees on all of {whose(first.ranks.ranks)}, which "
+            f"share sequences (context parallelism), and {whose(sorted(set(first.ranks.ranks) - {*fault.ranks}))} "
+            "needs nothing of others: what attention makes of other ranks' keys and values (which of them, their "
+            f"positions, or how the blocks' sums are put together by their log-sum-exp){own}",
+        )
+    return replace(
+        fault,
+        sentence=f"{fault.sentence}. What is recorded before it agrees on all of {whose(first.ranks.ranks)}, which have "
+        f"the same tokens: what is drawn at random between (dropout, with a seed of the rank's own where all are to "
+        f"draw the same){own}",
+    )

@@ -92,6 +92,7 @@ def _look_at_the_order(
     """Add what the order tells in which rows agree and part, where no tensor by itself says what went wrong."""
     for one in found.faults:
         one.fault = off_alone.of_experts(one.fault, one.name, rows)
+        one.fault = off_alone.drawn_by_itself(one.fault, one.name, rows)
     kinds = {one.fault.kind for one in found.faults}
     # What an embedding tells of its stage is of all gradients of it.
     if (

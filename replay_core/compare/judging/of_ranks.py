@@ -34,6 +34,7 @@ from replay_core.compare.judging.ranks.other_micro_batches import OtherMicroBatc
 from replay_core.compare.judging.ranks.other_numbers import judged_as_later
 from replay_core.compare.judging.ranks.output_dtypes import OutputDtypes
 from replay_core.compare.judging.ranks.own_clips import OwnClips
+from replay_core.compare.judging.ranks.routed_tokens import RoutedTokens
 from replay_core.compare.judging.ranks.row import JudgeCopy, RowOfRanks, say_first
 from replay_core.compare.judging.ranks.scaled_gradients import ScaledGradients
 from replay_core.compare.judging.ranks.stand_ins import judge_copies, take
@@ -76,6 +77,7 @@ class OfRanks:
         self._weights_of_first = WeightsOfFirst(self._first, attention)
         self._micro_batches = OtherMicroBatches(self._first)
         self._clipped, self._orthogonalised, self._states = ClippedByShares(), Orthogonalised(), OptimizerStates()
+        self._routed = RoutedTokens()
         #: In the order they are asked: a later one may overrule what was found, as each says by itself.
         self._questions: tuple[Question, ...] = (
             batch_values.of_positions,
@@ -161,6 +163,7 @@ class OfRanks:
             return
         if of is None:
             return
+        self._asked(row, self._note_routed, of)
         self._asked(row, self._note_off, of, recorded)
         self._asked(row, self._keep, of)
         self._asked(row, self._clipped.note, recorded)
@@ -174,6 +177,7 @@ class OfRanks:
         self._micro_batches.begin_step()
         self._gradients.begin_step()
         self._before.begin_step()
+        self._routed.begin_step()
         self._entropies.begin_step()
         self._clips.forget()
 
@@ -186,6 +190,9 @@ class OfRanks:
         if of.is_weight and of.held.is_cut:
             self._asked(of.row, self._dealt.explain, of)
         self._dtypes.note(of)
+
+    def _note_routed(self, of: RowOfRanks) -> None:
+        self._routed.note(of, forward_is_off=self._off.in_forward(of.step))
 
     def _note_off(self, of: RowOfRanks, recorded: RowOfRanks) -> None:
         self._off.note(of.row)
@@ -239,8 +246,10 @@ class OfRanks:
         return held_otherwise.of_own_words(of, is_first=not self._off.in_forward(of.step)) or fault
 
     def _of_stretches(self, of: RowOfRanks, fault: Fault | None) -> Fault | None:
-        """Whether log-probabilities are off where ranks' stretches of the sequence end."""
-        return log_probabilities.of_stretches(of, fault, forward_is_off=self._off.in_forward(of.step))
+        """Whether log-probabilities are off where ranks' stretches of the sequence end, or all of them one way."""
+        is_off = self._off.in_forward(of.step)
+        fault = log_probabilities.of_stretches(of, fault, forward_is_off=is_off)
+        return log_probabilities.of_its_sum(of, fault, forward_is_off=is_off)
 
     def _of_softmax(self, of: RowOfRanks, fault: Fault | None) -> Fault | None:
         """Whether a head's gradient lacks what comes back of other ranks' words."""

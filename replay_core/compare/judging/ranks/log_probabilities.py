@@ -17,6 +17,11 @@ from replay_core.records import TensorRef
 _ADDS_UP, _FAR_FROM_0 = 1e-4, 1e-2
 
 
+#: Fewer tokens may all be off in one direction by chance; and the least that each is off, of the greatest of them, by
+#: whether both are float32.
+_FEWEST_TOKENS, _BEYOND_ROUNDING = 24, (2e-2, 1e-5)
+
+
 def of_vocabulary(of: RowOfRanks, fault: Fault | None) -> Fault | None:
     """Which rank's slice of the words is off."""
     is_asked = of.row.key.stage == "modules" or of.kind == "logprob"
@@ -44,6 +49,37 @@ def of_stretches(of: RowOfRanks, fault: Fault | None, *, forward_is_off: bool) -
     if is_open(fault) and of.held.axis == 1:  # the ranks are known to share sequences
         fault = at_boundaries.explain(of.name, of.whole, of.held, 1) or fault
     return fault
+
+
+def of_its_sum(of: RowOfRanks, fault: Fault | None, *, forward_is_off: bool) -> Fault | None:
+    """Whether every token's log-probability is off in one direction, as where the softmax is over more words or fewer:
+    another temperature, or other logits, make some greater and some less.
+
+    forward_is_off: whether anything of the step's forward is off, which says more of it.
+    """
+    laid = of.laid
+    if of.kind != "logprob" or not is_open(fault) or forward_is_off or laid.shape != of.whole.shape:
+        return fault
+    there, here = (pages.array(ref).astype(np.float64).reshape(-1) for ref in (of.whole, laid))
+    asked = (there != 0) & (here != 0) & np.isfinite(there) & np.isfinite(here)
+    off = (here - there)[asked]
+    if off.size < _FEWEST_TOKENS or not (np.all(off < 0) or np.all(off > 0)):
+        return fault
+    least, most = float(np.abs(off).min()), float(np.abs(off).max())
+    if least <= _BEYOND_ROUNDING[of.whole.dtype == "float32" == laid.dtype] * float(np.abs(there[asked]).max()):
+        return fault
+    lower, what = ("lower", (
+        "more is added up than the words' (those the vocabulary is padded with, which are no words and are to be left "
+        "out; a slice of the words twice), or, of tokens that are all likely ones, the temperature is higher"
+    )) if off[0] < 0 else ("higher", (
+        "words are missing (a slice of them that another rank has: the sum is not made over all ranks, or a rank's "
+        "words are left out)"
+    ))  # fmt: skip
+    return Fault(
+        "softmax's sum", of.held.ranks,
+        f"{of.name} is {lower} on {whose(of.held.ranks)} at every one of {off.size} tokens, by {least:.2g} to "
+        f"{most:.2g}, and at none the other way: in the sum of the softmax (log-sum-exp) over the vocabulary {what}",
+    )  # fmt: skip
 
 
 def _of_slices(of: RowOfRanks) -> Fault | None:
