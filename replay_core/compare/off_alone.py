@@ -120,7 +120,7 @@ def drawn_by_itself(fault: Fault, name: str | None, rows: Sequence[TensorVerdict
         )
     return replace(
         fault,
-        sentence=f"{fault.sentence}. What is recorded before it agrees on all of {whose(first.ranks.ranks)}, which have "
+        sentence=f"{fault.sentence}. What is recorded before it agrees on {whose(first.ranks.ranks)}, which have "
         "the same tokens: what is drawn at random between (dropout, with a seed of the rank's own where all are to "
         f"draw the same){own}",
     )
