@@ -198,12 +198,26 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
     if any(one.fault.kind != "apart" and not one.is_result for one in kept):
         # Weights that are apart after the step are made so by their gradients, of which one says why.
         kept = [one for one in kept if one.fault.kind != "apart" or not one.is_result]
+    kept = [one for one in kept if not _is_right_in_its_module(one, rows)]
     if (not_handed := _each_its_own_weights(kept, found.ranks)) is not None:
         kept = [not_handed]
     return sorted(
         kept,
         key=lambda one: -_is_no_step(one, rows) or (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)),
     )
+
+
+def _is_right_in_its_module(one: Found, rows: Sequence[TensorVerdict]) -> bool:
+    """Whether this is a weight that ranks have another of, in a module whose output agrees in that step, where the
+    forward of a later one is off: it was right then, and is what the step's gradients made of it.
+    """
+    if one.fault.kind not in ("apart", "share apart") or not (one.name or "").startswith("param."):
+        return False
+    own = [row for row in rows if row.key.step == one.step and naming.is_module_tensor(row.name)]
+    within = [row for row in own if str(one.name)[6:].startswith(f"{row.name.removesuffix('.output')}.")]
+    return bool(within) and any(row.verdict.diverges for row in own) and not any(
+        row.verdict.diverges or row.skipped is not None for row in within
+    )  # fmt: skip
 
 
 def _each_its_own_weights(kept: Sequence[Found], ranks: tuple[int, ...]) -> Found | None:
