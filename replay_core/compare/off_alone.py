@@ -94,6 +94,14 @@ def drawn_by_itself(fault: Fault, name: str | None, rows: Sequence[TensorVerdict
     first = next((row for row in rows if row.verdict.diverges), None)
     if fault.kind != "apart" or first is None or first.name != name or first.ranks is None:
         return fault
+    if first.name in ("policy_logprobs", "old_logprobs") and first.ranks.axis == 0 and rows[0] is first:
+        those = whose(fault.ranks)
+        return replace(
+            fault,
+            sentence=f"{fault.sentence}. Each has samples of its own, and nothing of the forward is recorded before: "
+            f"{those} may have other weights (a sync of weights, or a step, that did not reach {those}), or compute in "
+            "another mode or precision",
+        )
     of_module = first.name.endswith(".output") and naming.is_module_tensor(first.name)
     if not of_module or not set(fault.ranks) < set(first.ranks.ranks):
         return fault

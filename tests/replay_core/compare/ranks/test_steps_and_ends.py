@@ -32,7 +32,7 @@ def write(directory: Path, ranks: Sequence[Sequence[Step]]) -> Path:
             for step, stages in enumerate(steps):
                 with recorder.step(step, rank=rank) as record:
                     for stage, fields in stages.items():
-                        of_all = stage in ("gradient", "param", "optimizer")
+                        of_all = stage in ("gradient", "param", "optimizer", "training_metrics")
                         record(stage, fields, micro=None if of_all else 0)
     return directory
 
@@ -223,3 +223,97 @@ def test_rows_of_padding_alone_hide_no_micro_batch(tmp_path: Path) -> None:
     assert there(made.together)
     assert made.first is None
     assert {row.name for row in made.tensors if row.verdict == "MISSING"} == set()
+
+
+# ---- what a forward says
+
+
+def forward(modules: dict[str, Tensor], **more: dict[str, Tensor]) -> Step:
+    return {"forward_data": {"input_ids": IDS}, "modules": modules, **more}
+
+
+@pytest.mark.parametrize("are_parts", [False, True])
+def test_parts_of_an_output_are_not_summed_also_where_each_has_the_bias(tmp_path: Path, are_parts: bool) -> None:
+    parts, bias = [random(8, 16, 6, seed=n) for n in range(2)], random(6, seed=5)
+    whole = parts[0] + parts[1] + bias if are_parts else random(8, 16, 6, seed=7)
+    before = {"layers.0.attn": random(8, 16, 6, seed=9)}
+    told = found(
+        tmp_path, [forward({**before, "layers.0.mlp": whole})],
+        *([forward({**before, "layers.0.mlp": part + bias})] for part in parts),
+    )  # fmt: skip
+    sentences = [one.fault.sentence for one in told.faults if one.fault.kind == "not summed"]
+    assert bool(sentences) == are_parts
+    assert not are_parts or "the bias" in sentences[0]
+
+
+@pytest.mark.parametrize(("lost", "says"), [(True, "4 of these are 0"), (False, "other experts"), (None, None)])
+def test_a_layer_of_experts_that_is_off_at_some_tokens_routes_them_otherwise(
+    tmp_path: Path, lost: bool | None, says: str | None
+) -> None:
+    """lost: whether they are given to no expert; None: the layer has none."""
+    right = random(8, 16, 6, seed=1)
+    off = right.clone()
+    off[[1, 3, 6, 7], [2, 9, 4, 15]] = torch.zeros(4, 6) if lost else random(4, 6, seed=2)
+    name = "layers.0.mlp.up.weight" if lost is None else "layers.0.mlp.experts.1.up.weight"
+
+    def of(values: Tensor) -> list[Step]:
+        return [forward({"layers.0.mlp": values}, gradient={f"grad.{name}": random(8, 8, seed=4)})]
+
+    told = found(tmp_path, of(right), of(off), of(off))
+    sentences = [one.fault.sentence for one in told.faults if one.fault.kind == "routed otherwise"]
+    assert bool(sentences) == (says is not None)
+    assert says is None or says in sentences[0]
+
+
+def test_a_rank_that_draws_for_itself_is_told_by_what_agrees_before(tmp_path: Path) -> None:
+    before, right = {"layers.0.attn": random(8, 16, 6, seed=9)}, random(8, 16, 6, seed=1)
+    told = found(
+        tmp_path, [forward({**before, "layers.0.norm2": right})], [forward({**before, "layers.0.norm2": right})],
+        [forward({**before, "layers.0.norm2": random(8, 16, 6, seed=2)})],
+    )  # fmt: skip
+    assert told.faults[0].fault.ranks == (1,)
+    assert "dropout" in told.faults[0].fault.sentence
+
+
+@pytest.mark.parametrize("sign", [1, -1, 0])
+def test_a_softmax_over_more_words_or_fewer_is_told_by_one_direction(tmp_path: Path, sign: int) -> None:
+    """sign 0: some tokens' log-probabilities are higher and some lower."""
+    right = -random(8, 16, seed=1).abs() - 1
+    off = random(8, 16, seed=2).abs() * 0.1 + 0.05
+    off = off * sign if sign else off * random(8, 16, seed=3).sign()
+
+    def of(values: Tensor) -> list[Step]:
+        return [{"forward_data": {"input_ids": IDS, "log_probs": values}}]
+
+    told = found(tmp_path, of(right), of(right + off), of(right + off))
+    sentences = [one.fault.sentence for one in told.faults if one.fault.kind == "softmax's sum"]
+    assert bool(sentences) == bool(sign)
+    assert not sign or ("words are missing" if sign > 0 else "padded with") in sentences[0]
+
+
+@pytest.mark.parametrize("times", [2, 1])
+def test_a_norm_that_is_near_diverges_where_what_is_counted_again_makes_it_so(tmp_path: Path, times: int) -> None:
+    norm, up = 0.1 * random(16, seed=1), random(16, 16, seed=2)
+
+    def of(part: Tensor, often: int) -> list[Step]:
+        size = (up.square().sum() + often * norm.square().sum()).sqrt()
+        grads = {"grad.norm.weight": norm, "grad.up.weight": part.contiguous()}
+        return [{"gradient": grads, "training_metrics": {"grad_norm": size}}]
+
+    # Norms that are further off than nothing and nearer than what a tolerance of bfloat16 allows.
+    norm *= (0.01 * float(up.square().sum()) / float(norm.square().sum())) ** 0.5
+    made = compared(tmp_path, of(up, 1), *(of(part, times) for part in up.chunk(2)))
+    assert (made.first is not None) == (times == 2)
+    assert times == 1 or there(made.first).name == "grad_norm"
+
+
+def test_a_weight_of_a_module_whose_output_agrees_made_nothing_of_the_forward(tmp_path: Path) -> None:
+    weight = random(8, 8, seed=1)
+
+    def of(values: Tensor, own: Tensor) -> list[Step]:
+        modules = {"layers.0.attn": random(8, 16, 8, seed=3), "layers.0.mlp": values}
+        return [forward(modules, param={"param.layers.0.attn.q.weight": own})]
+
+    off = random(8, 16, 8, seed=5)
+    told = found(tmp_path, of(random(8, 16, 8, seed=4), weight), of(off, weight), of(off, weight + 1))
+    assert "param.layers.0.attn.q.weight" not in [one.name for one in told.faults]
