@@ -55,6 +55,8 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int, role: 
     same_tokens = Counter(tuple(one.tokens for one in rows) for rows in by_rank.values())
     if (twice := _in_place_of_others(by_rank, there, here, step)) is not None:
         return twice
+    if (apart := _drawn_apart(by_rank, there, here, step)) is not None:
+        return apart
     if not due or there == here or max(same_tokens.values()) > 1 or not any(one.tokens in there for one in given):
         return None
     own = Counter((one.rank, one.tokens) for one in due)
@@ -101,6 +103,29 @@ def _in_place_of_others(
         f"same), while {lost.total()} of a's {there.total()} samples of the step are on no rank: samples are dealt by "
         "a rank and a size that are not those of all data-parallel ranks (the place within a group: of shards, of a "
         "node, of a replica)",
+    )  # fmt: skip
+
+
+def _drawn_apart(
+    by_rank: dict[int, list[_DealtRow]], there: Counter[bytes], here: Counter[bytes], step: int
+) -> Fault | None:
+    """Ranks of b that have each sample of theirs once, and some of another rank's, while as many of a's are on none:
+    each dealt itself its share of an order of its own.
+    """
+    lost, twice = there - here, here - there
+    if not lost or lost.total() != twice.total() or set(here) - set(there) or max(there.values()) > 1:
+        return None
+    if any(max(Counter(one.tokens for one in rows).values()) > 1 for rows in by_rank.values()):
+        return None
+    ranks = tuple(sorted(rank for rank, rows in by_rank.items() if any(one.tokens in twice for one in rows)))
+    if len(ranks) < 2:
+        return None
+    return Fault(
+        "samples twice", ranks,
+        f"{whose(ranks)} of b share samples in step {step}, where each should have its own: {len(twice)} of a's "
+        f"{there.total()} are on more than one rank (input_ids are the same), and {lost.total()} on none, though each "
+        "rank has no sample twice: each takes its share of an order of its own (another seed of the sampler or the "
+        "shuffle on each rank, or another epoch)",
     )  # fmt: skip
 
 

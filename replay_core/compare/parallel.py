@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from replay_core import naming
-from replay_core.compare import called_again, clipping, stages_back
+from replay_core.compare import called_again, clipping, off_alone, stages_back
 from replay_core.compare.judging import at_boundaries, same_at_every_token
 from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.token_rows import LOST_MICRO_BATCH
@@ -90,6 +90,9 @@ def _look_at_the_order(
     found: Parallel, rows: Sequence[TensorVerdict], again: Sequence[TensorVerdict], together: Sequence[Together]
 ) -> None:
     """Add what the order tells in which rows agree and part, where no tensor by itself says what went wrong."""
+    for one in found.faults:
+        one.fault = off_alone.of_experts(one.fault, one.name, rows)
+        one.fault = off_alone.drawn_by_itself(one.fault, one.name, rows)
     kinds = {one.fault.kind for one in found.faults}
     # What an embedding tells of its stage is of all gradients of it.
     if (
@@ -106,7 +109,7 @@ def _look_at_the_order(
             found.faults.insert(0, Found(twice, first.name, first.key.step, 1))
         for told in (
             stages_back.went_back_otherwise, stages_back.went_back_in_parts, stages_back.left_out_of_the_loss,
-            stages_back.lost_at_a_router, stages_back.lost_beside_its_siblings,
+            stages_back.lost_at_a_router, stages_back.lost_beside_its_siblings, off_alone.tied_weight,
         ):  # fmt: skip
             if not found.faults and (back := told(rows)) is not None:
                 fault, first, count = back
@@ -195,10 +198,51 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
     if any(one.fault.kind != "apart" and not one.is_result for one in kept):
         # Weights that are apart after the step are made so by their gradients, of which one says why.
         kept = [one for one in kept if one.fault.kind != "apart" or not one.is_result]
+    kept = [one for one in kept if not _is_right_in_its_module(one, rows)]
+    if (not_handed := _each_its_own_weights(kept, found.ranks)) is not None:
+        kept = [not_handed]
     return sorted(
         kept,
         key=lambda one: -_is_no_step(one, rows) or (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)),
     )
+
+
+def _is_right_in_its_module(one: Found, rows: Sequence[TensorVerdict]) -> bool:
+    """Whether this is a weight that ranks have another of, in a module whose output agrees in that step, where the
+    forward of a later one is off: it was right then, and is what the step's gradients made of it.
+    """
+    if one.fault.kind not in ("apart", "share apart") or not (one.name or "").startswith("param."):
+        return False
+    own = [row for row in rows if row.key.step == one.step and naming.is_module_tensor(row.name)]
+    within = [row for row in own if str(one.name)[6:].startswith(f"{row.name.removesuffix('.output')}.")]
+    return bool(within) and any(row.verdict.diverges for row in own) and not any(
+        row.verdict.diverges or row.skipped is not None for row in within
+    )  # fmt: skip
+
+
+def _each_its_own_weights(kept: Sequence[Found], ranks: tuple[int, ...]) -> Found | None:
+    """Where of the weights of a step each rank has some right and no other has these: an optimizer whose ranks update a
+    share of them each (ZeRO), and nobody hands on what it updated.
+    """
+    are_weights = all((one.name or "").startswith("param.") and not one.is_cut for one in kept)
+    if len(kept) < 2 or not are_weights or any(one.fault.kind not in ("apart", "stale weight") for one in kept):
+        return None
+    # A weight in which one rank's share ends and another's begins is right on none.
+    on_one: dict[int, Found] = {}
+    for one in kept:
+        right = set(ranks) - set(one.fault.ranks)
+        if len(right) == 1:
+            on_one.setdefault(min(right), one)
+    if set(on_one) != set(ranks):
+        return None
+    said = "; ".join(f"{str(on_one[rank].name).removeprefix('param.')} on rank {rank}" for rank in sorted(on_one)[:4])
+    fault = Fault(
+        "not gathered", ranks,
+        f"each weight is updated on one rank alone, and all others have it as it was or otherwise ({said}): what each "
+        "of the ranks updates of them, a share each (ZeRO, a distributed optimizer), is not broadcast to, or gathered "
+        "on, the other ranks after the step",
+    )  # fmt: skip
+    return Found(fault, kept[0].name, kept[0].step, sum(one.tensors for one in kept))
 
 
 def _is_no_step(one: Found, rows: Sequence[TensorVerdict]) -> bool:

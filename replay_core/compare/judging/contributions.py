@@ -41,6 +41,34 @@ def not_summed_into(what: str, whole: TensorRef, held: HeldByRanks, before: Tens
     )  # fmt: skip
 
 
+def parts_and_bias(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Whether ranks hold parts of an output that add up to it but for one vector at every token, the bias that each of
+    them added to its own part.
+    """
+    count = len(held.parts)
+    if not 2 <= count <= _EACH or {ref.shape for ref in held.parts} != {whole.shape} or whole.numel > 1 << 22:
+        return None
+    width = whole.shape[-1] if len(whole.shape) > 1 else 0
+    if not width or whole.numel // width < _FEWEST_TOKENS:
+        return None
+    there_ND, *parts = (pages.array(ref).astype(np.float64).reshape(-1, width) for ref in (whole, *held.parts))
+    left_ND = np.sum(parts, axis=0) - there_ND
+    bias_D, size = left_ND.mean(0), float(np.linalg.norm(there_ND - there_ND.mean(0)))
+    own = [part - bias_D / (count - 1) for part in parts]
+    if not np.linalg.norm(left_ND - bias_D) <= NEAR * size or min(map(np.linalg.norm, own)) <= NEAR * size:
+        return None
+    if any(float(np.linalg.norm(part - there_ND)) <= NEAR * size for part in parts):
+        return None
+    also = ", but for one vector at every token, which each has added to its own (the bias)" * bool(
+        np.linalg.norm(bias_D) * len(there_ND) ** 0.5 > NEAR * size
+    )
+    return Fault(
+        "not summed", held.ranks,
+        f"{what} is not summed over ranks {named(held.ranks)}: each holds a part, and the parts add up to the whole"
+        f"{also}",
+    )  # fmt: skip
+
+
 def norm_of_parts(
     what: str, whole: TensorRef, held: HeldByRanks, before: TensorRef, parts: HeldByRanks, called: str
 ) -> Fault | None:

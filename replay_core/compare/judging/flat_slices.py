@@ -106,6 +106,12 @@ def _not_taken_over(
         return None
     those, slices = tuple(rank for rank, _ in stale), stale[0][1]
     owners = [ranks[at] for at in slices]
+    if len(slices) == len(cuts):
+        return Fault(
+            "stale weight", those,
+            f"all weights are on {whose(those)} what they were at step {begun}, where all other ranks have the other "
+            f"run's: {whose(those)} took no step, or did not receive the weights that others updated",
+        )  # fmt: skip
     return Fault(
         "stale weight", those,
         f"of all weights laid end to end, the slice of {whose(owners)} is on {whose(those)} what it was at step "

@@ -27,12 +27,14 @@ from replay_core.compare.judging.ranks.first_activation import FirstActivation
 from replay_core.compare.judging.ranks.fused_weights import FusedWeights
 from replay_core.compare.judging.ranks.losses import OwnMeans
 from replay_core.compare.judging.ranks.off_in_steps import OffInSteps
+from replay_core.compare.judging.ranks.optimizer_states import OptimizerStates
 from replay_core.compare.judging.ranks.optimizer_steps import OptimizerSteps
 from replay_core.compare.judging.ranks.orthogonalised import Orthogonalised
 from replay_core.compare.judging.ranks.other_micro_batches import OtherMicroBatches
 from replay_core.compare.judging.ranks.other_numbers import judged_as_later
 from replay_core.compare.judging.ranks.output_dtypes import OutputDtypes
 from replay_core.compare.judging.ranks.own_clips import OwnClips
+from replay_core.compare.judging.ranks.routed_tokens import RoutedTokens
 from replay_core.compare.judging.ranks.row import JudgeCopy, RowOfRanks, say_first
 from replay_core.compare.judging.ranks.scaled_gradients import ScaledGradients
 from replay_core.compare.judging.ranks.stand_ins import judge_copies, take
@@ -74,7 +76,8 @@ class OfRanks:
         self._first = FirstActivation(self._before, self._experts, self._dtypes, attention)
         self._weights_of_first = WeightsOfFirst(self._first, attention)
         self._micro_batches = OtherMicroBatches(self._first)
-        self._clipped, self._orthogonalised = ClippedByShares(), Orthogonalised()
+        self._clipped, self._orthogonalised, self._states = ClippedByShares(), Orthogonalised(), OptimizerStates()
+        self._routed = RoutedTokens()
         #: In the order they are asked: a later one may overrule what was found, as each says by itself.
         self._questions: tuple[Question, ...] = (
             batch_values.of_positions,
@@ -99,10 +102,12 @@ class OfRanks:
             partial(of_weights, self._off),
             log_probabilities.of_vocabulary,
             log_probabilities.of_logits,
+            self._of_stretches,
             self._entropies.of_logits,
             self._of_own_words,
             batch_values.of_astray,
             self._gradients.of_summed_in_part,
+            self._of_softmax,
         )
         #: Causes that were not looked for to their end, and why.
         self.notes: list[str] = []
@@ -127,6 +132,8 @@ class OfRanks:
                 if one.ranks is not None:
                     one.ranks.fault = None
             say_first(row, fault)
+        if (of_state := self._states.finish()) is not None:
+            say_first(*of_state)
 
     # What is not finite is told as such, and arithmetic with it says nothing.
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
@@ -156,10 +163,12 @@ class OfRanks:
             return
         if of is None:
             return
+        self._asked(row, self._note_routed, of)
         self._asked(row, self._note_off, of, recorded)
         self._asked(row, self._keep, of)
         self._asked(row, self._clipped.note, recorded)
         self._asked(row, self._orthogonalised.note, recorded)
+        self._asked(row, self._states.note, recorded)
         self._steps.keep_gradient(recorded)
 
     def _begin_step(self, step: int | None) -> None:
@@ -168,6 +177,7 @@ class OfRanks:
         self._micro_batches.begin_step()
         self._gradients.begin_step()
         self._before.begin_step()
+        self._routed.begin_step()
         self._entropies.begin_step()
         self._clips.forget()
 
@@ -180,6 +190,9 @@ class OfRanks:
         if of.is_weight and of.held.is_cut:
             self._asked(of.row, self._dealt.explain, of)
         self._dtypes.note(of)
+
+    def _note_routed(self, of: RowOfRanks) -> None:
+        self._routed.note(of, forward_is_off=self._off.in_forward(of.step))
 
     def _note_off(self, of: RowOfRanks, recorded: RowOfRanks) -> None:
         self._off.note(of.row)
@@ -212,6 +225,8 @@ class OfRanks:
             judge_copies(of)
         if of.kind == "loss" and not row.verdict.diverges and of.together.shares == "all":
             self._asked(row, _note_mean, of)
+        if row.verdict is Verdict.CLOSE and of.kind == "gradient" and not of.is_gradient:
+            self._asked(row, _judge_norm, of)
         if row.verdict in (Verdict.DIFF, Verdict.NAN):
             if of.is_gradient:
                 self._off.note_gradient(row)
@@ -229,6 +244,16 @@ class OfRanks:
         if not is_open(fault):
             return fault
         return held_otherwise.of_own_words(of, is_first=not self._off.in_forward(of.step)) or fault
+
+    def _of_stretches(self, of: RowOfRanks, fault: Fault | None) -> Fault | None:
+        """Whether log-probabilities are off where ranks' stretches of the sequence end, or all of them one way."""
+        is_off = self._off.in_forward(of.step)
+        fault = log_probabilities.of_stretches(of, fault, forward_is_off=is_off)
+        return log_probabilities.of_its_sum(of, fault, forward_is_off=is_off)
+
+    def _of_softmax(self, of: RowOfRanks, fault: Fault | None) -> Fault | None:
+        """Whether a head's gradient lacks what comes back of other ranks' words."""
+        return log_probabilities.of_softmax(of, fault, forward_is_off=self._off.in_forward(of.step))
 
     def _judged_as_mean(self, of: RowOfRanks) -> bool:
         """Whether losses that agree are, of several ranks with samples of their own, a mean all the same."""
@@ -283,6 +308,12 @@ def _of_norms(of: RowOfRanks, fault: Fault | None) -> Fault | None:
         return fault
     summed = own_norm.not_summed(of.name, of.whole, of.held)
     return summed or own_norm.counted_again(of.name, of.whole, of.held, of.together) or fault
+
+
+def _judge_norm(of: RowOfRanks) -> None:
+    """Let a norm that is near the other run's diverge where it is off by exactly what is counted again in it."""
+    if own_norm.counted_again(of.name, of.whole, of.held, of.together) is not None:
+        of.row.verdict, of.row.suspect = Verdict.DIFF, False
 
 
 def _note_mean(of: RowOfRanks) -> None:

@@ -125,6 +125,35 @@ def _stale_stretch(
     )  # fmt: skip
 
 
+def frozen(
+    what: str, step: int, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], before: Before
+) -> Fault | None:
+    """Whether ranks whose weight was off before already have it unmoved since, where the other run's moved.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
+    if before.held.ranks != held.ranks or before.held.stretches != held.stretches:
+        return None
+    if any(not ref.is_readable for ref in (whole, before.whole, *held.parts, *before.held.parts)):
+        return None
+    moved = np.flatnonzero(pages.array(whole).reshape(-1) != pages.array(before.whole).reshape(-1))
+    if not moved.size:
+        return None
+    those = tuple(
+        rank for rank, now, was in zip(held.ranks, held.parts, before.held.parts, strict=True)
+        if now.shape == was.shape and np.array_equal(pages.array(now), pages.array(was))
+    )  # fmt: skip
+    if not those or not set(those) <= set(parted or held.ranks):
+        return None
+    return Fault(
+        "stale weight", those,
+        f"{what} is on {whose(those)} at step {step} bit by bit what it is at step {before.step}, and off at both, "
+        "where the other run's moves: no step is taken with it there (frozen, left out of the optimizer, or its update "
+        "does not arrive)",
+    )  # fmt: skip
+
+
 def _is_shard(found: dict[tuple[int, ...], tuple[str, str, float | None]], parted: Sequence[int]) -> bool:
     return all(len(own) == 1 for own in found) and len(parted) > len(found)
 

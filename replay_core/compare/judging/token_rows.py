@@ -134,7 +134,7 @@ def _weighed(what: str, groups: list[Group]) -> Fault | None:
     if None in factors or any(len(one.ranks) > 1 for one in groups):
         return None
     often = [one for one in groups if one.factor is not None and abs(one.factor - 1) > _WEIGHED]
-    if not often or (len(often) == len(groups) and max(_of(groups)) - min(_of(groups)) <= _WEIGHED):
+    if not often or (len(often) == len(groups) and np.ptp(_of(groups)) <= _WEIGHED * max(_of(groups))):
         return None  # one factor for all: told without tokens
     said = ", ".join(f"{one.factor:.4g} on {whose(one.ranks)}" for one in groups[:8])
     return Fault(

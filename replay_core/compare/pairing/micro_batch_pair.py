@@ -5,7 +5,7 @@ samples of two that face each other are the same.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,30 @@ CUT_OTHERWISE = (
     "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round",
     "said of each micro-batch, and the two runs cut the batch otherwise",
 )
+
+
+#: A layer of a model, by its number, or what is within one.
+_OF_LAYER = regex(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.\d{1,5}(?:\.|$)")
+
+
+def _as_outputs(tensors: Sequence[TensorRef]) -> tuple[TensorRef, ...]:
+    """A record of modules that has a model's layers by their own names (`layers.0.attn`) has what these put out, and so
+    it is of all else that it has by a bare name (`embed`, `norm`).
+    """
+    bare = {id(ref) for ref in tensors if _is_bare(ref)}
+    if not any(id(ref) in bare and _OF_LAYER.search(ref.canonical or ref.name) for ref in tensors):
+        return tuple(tensors)
+    return tuple(
+        ref.with_(canonical=f"{ref.canonical or ref.name}.output") if id(ref) in bare else ref for ref in tensors
+    )
+
+
+def _is_bare(ref: TensorRef) -> bool:
+    name = ref.canonical or ref.name
+    return (
+        len(ref.shape) >= 2 and ref.dtype.startswith(("float", "bfloat")) and not name.startswith("grad.")
+        and naming.meaning(name).phase is naming.Phase.UNKNOWN
+    )  # fmt: skip
 
 
 class Side(Struct):
@@ -73,6 +97,8 @@ class Side(Struct):
                 self.problems += record.problems
                 self.unreadable += 1
             stage = record.key.stage
+            if stage == "modules":
+                tensors = _as_outputs(tensors)
             if record.is_flat and len(self.records) == 1:
                 named = {(ref.canonical or ref.name, stage): (record, ref) for ref in tensors}
                 if len(named) == len(tensors):

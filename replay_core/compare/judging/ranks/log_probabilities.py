@@ -7,11 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.judging import algebra, logits_otherwise, vocabulary
-from replay_core.compare.judging.faults import Fault, is_open
+from replay_core.compare.judging import algebra, at_boundaries, label_ends, logits_otherwise, vocabulary
+from replay_core.compare.judging.faults import Fault, is_open, whose
 from replay_core.compare.judging.ranks.row import MOST, RowOfRanks
 from replay_core.compare.pairing.ranks import HeldByRanks, standing_for
 from replay_core.records import TensorRef
+
+#: What part of a head's gradient its rows' sum is at most where a softmax made all of it; and at least where not.
+_ADDS_UP, _FAR_FROM_0 = 1e-4, 1e-2
+
+
+#: Fewer tokens may all be off in one direction by chance; and the least that each is off, of the greatest of them, by
+#: whether both are float32.
+_FEWEST_TOKENS, _BEYOND_ROUNDING = 24, (2e-2, 1e-5)
 
 
 def of_vocabulary(of: RowOfRanks, fault: Fault | None) -> Fault | None:
@@ -27,6 +35,51 @@ def of_logits(of: RowOfRanks, fault: Fault | None) -> Fault | None:
     if of.kind == "logprob" and is_open(fault):
         fault = _of_logits(of) or fault
     return fault
+
+
+def of_stretches(of: RowOfRanks, fault: Fault | None, *, forward_is_off: bool) -> Fault | None:
+    """Whether what is said of each token's next one is off by where ranks' stretches of the sequence begin and end.
+
+    forward_is_off: whether anything of the step's forward is off, which says more of it.
+    """
+    is_asked = of.kind == "logprob" or of.name == "token_loss"
+    if not is_asked or not is_open(fault) or forward_is_off or len(of.whole.shape) != 2:
+        return fault
+    fault = label_ends.explain(of.name, of.whole, of.held, of.together.ranks) or fault
+    if is_open(fault) and of.held.axis == 1:  # the ranks are known to share sequences
+        fault = at_boundaries.explain(of.name, of.whole, of.held, 1) or fault
+    return fault
+
+
+def of_its_sum(of: RowOfRanks, fault: Fault | None, *, forward_is_off: bool) -> Fault | None:
+    """Whether every token's log-probability is off in one direction, as where the softmax is over more words or fewer:
+    another temperature, or other logits, make some greater and some less.
+
+    forward_is_off: whether anything of the step's forward is off, which says more of it.
+    """
+    laid = of.laid
+    if of.kind != "logprob" or not is_open(fault) or forward_is_off or laid.shape != of.whole.shape:
+        return fault
+    there, here = (pages.array(ref).astype(np.float64).reshape(-1) for ref in (of.whole, laid))
+    asked = (there != 0) & (here != 0) & np.isfinite(there) & np.isfinite(here)
+    off = (here - there)[asked]
+    if off.size < _FEWEST_TOKENS or not (np.all(off < 0) or np.all(off > 0)):
+        return fault
+    least, most = float(np.abs(off).min()), float(np.abs(off).max())
+    if least <= _BEYOND_ROUNDING[of.whole.dtype == "float32" == laid.dtype] * float(np.abs(there[asked]).max()):
+        return fault
+    lower, what = ("lower", (
+        "more is added up than the words' (those the vocabulary is padded with, which are no words and are to be left "
+        "out; a slice of the words twice), or, of tokens that are all likely ones, the temperature is higher"
+    )) if off[0] < 0 else ("higher", (
+        "words are missing (a slice of them that another rank has: the sum is not made over all ranks, or a rank's "
+        "words are left out)"
+    ))  # fmt: skip
+    return Fault(
+        "softmax's sum", of.held.ranks,
+        f"{of.name} is {lower} on {whose(of.held.ranks)} at every one of {off.size} tokens, by {least:.2g} to "
+        f"{most:.2g}, and at none the other way: in the sum of the softmax (log-sum-exp) over the vocabulary {what}",
+    )  # fmt: skip
 
 
 def _of_slices(of: RowOfRanks) -> Fault | None:
@@ -112,3 +165,29 @@ def _are_logits_alike(whole: TensorRef, laid: TensorRef, held: HeldByRanks | Non
         ref for rank, ref in zip(held.ranks, held.parts, strict=True) if rank in parted
     ]  # fmt: skip
     return all(ref.is_readable and ref.shape == whole.shape and algebra.is_near(whole, ref) for ref in own)
+
+
+def of_softmax(of: RowOfRanks, fault: Fault | None, *, forward_is_off: bool) -> Fault | None:
+    """Whether a head's gradient lacks what the softmax hands back to other words than the target: what a loss hands
+    back to a token's logits adds up to 0 over the vocabulary, so that the rows of the head's gradient do.
+
+    forward_is_off: whether anything of the step's forward is off, of which the gradient then is as well.
+    """
+    name = of.name.removeprefix("grad.")
+    is_head = of.is_gradient and name.endswith(naming.HEADS) and len(of.whole.shape) == 2
+    if not is_head or forward_is_off or len(of.held.ranks) < 2 or of.laid.shape != of.whole.shape:
+        return fault
+    sums = []
+    for ref in (of.whole, of.laid):
+        values = pages.array(ref).astype(np.float64)
+        sums.append(float(np.linalg.norm(values.sum(0)) / max(float(np.linalg.norm(values)), 1e-300)))
+    if not (sums[0] <= _ADDS_UP and sums[1] >= _FAR_FROM_0):
+        return fault
+    return Fault(
+        "softmax's backward", of.held.ranks,
+        f"the forward agrees, and {of.what} does not: its rows on {whose(of.held.ranks)}, one for each "
+        f"word, add up to {sums[1]:.2g} of its norm, where those of the other run add up to 0 ({sums[0]:.1g}), "
+        "as a softmax makes them: what comes back of the log-sum-exp through the words of other ranks is missing (a "
+        "sum over the vocabulary's ranks in the log-probabilities or the loss that carries no gradient, or carries it "
+        "otherwise)",
+    )  # fmt: skip

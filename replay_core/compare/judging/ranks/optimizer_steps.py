@@ -28,6 +28,8 @@ class OptimizerSteps:
         #: By step, role and weight: whether its gradient was off, and how much noise was in it.
         self._gradients_off: dict[tuple[int | None, str | None, str], bool] = {}
         self._noises: dict[tuple[int | None, str | None, str], float] = {}
+        #: By role and name, weights that were off where they are first recorded, and their rows.
+        self._off_at_first: dict[tuple[str | None, str], tuple[TensorVerdict, steps_of_weights.Before]] = {}
         #: Of this step, by role: its weights with those of the step before, and their rows.
         self._moved: dict[str | None, list[tuple[TensorVerdict, flat_slices.Moved]]] = defaultdict(list)
         #: By role and name, gradients of the step before this one: whose step it was, and the ranks' own.
@@ -61,8 +63,11 @@ class OptimizerSteps:
         before = self._weights.get(place)
         if step is None or row.ranks is None:
             return
+        self._explain_frozen(of)
         if before is None or before.step != step:
             if row.verdict.diverges:
+                if before is None:
+                    self._off_at_first.setdefault(place, (row, steps_of_weights.Before(step, whole, held, None)))
                 self._weights.pop(place, None)
             else:
                 self._weights[place] = steps_of_weights.Before(step, whole, held, None)
@@ -82,6 +87,21 @@ class OptimizerSteps:
         fault = steps_of_weights.of_the_step(name, step, whole, held, parted, before, of.together.ranks)
         if fault is not None:
             say_first(row, fault)
+
+    def _explain_frozen(self, of: RowOfRanks) -> None:
+        """Whether a weight that was off from the first on has not moved since either."""
+        place, step = (of.row.key.role, of.row.name), of.step or 0
+        known = self._off_at_first.get(place)
+        if known is None or known[1].step >= step:
+            return
+        first, before = self._off_at_first.pop(place)
+        is_of_gradient = self._gradients_off.get((before.step, place[0], place[1].removeprefix("param.")))
+        if first.ranks is None or is_of_gradient or not is_open(first.ranks.fault):
+            return
+        name = place[1].removeprefix("param.")
+        fault = steps_of_weights.frozen(name, step, of.whole, of.held, first.ranks.parted, before)
+        if fault is not None:
+            say_first(first, fault)
 
     def taken(self) -> Sequence[tuple[TensorVerdict, MovedOfRole]]:
         """Of every role with a weight that is off, the first such row and all weights that moved: told once."""

@@ -45,6 +45,8 @@ _MOST, _ASKED, _MOSTLY = 1 << 20, 12, 0.8
 _ONE = 0.01
 #: How nearly along the gradient itself what is off may lie; and how far apart slices' factors are.
 _ALONG, _APART = 0.99, 0.02
+#: And how near nothing the least of them is, where a slice is right.
+_UNMOVED = 1e-3
 _TRUST = "scaling"
 
 
@@ -166,6 +168,8 @@ class Orthogonalised:
                 own, off = np.take(signs, at, axis).reshape(-1), np.take(one.off, at, axis).reshape(-1)
                 factors.append(float(own @ off / max(float(own @ own), 1.0)))
                 left += float(np.square(off - factors[-1] * own).sum())
+            if min(map(abs, factors)) <= _UNMOVED * max(map(abs, factors)):
+                continue  # a slice that is not off at all is stepped as due, and others may be not at all
             # One factor on all is another learning rate.
             if left**0.5 <= _LEFT * size and np.ptp(factors) > _APART * max(map(abs, factors)):
                 return _SteppedBy(_TRUST, words, left**0.5 / size)

@@ -70,6 +70,10 @@ class TensorsBefore:
         known, summands = self._whole[of.micro_batch], self._parts[of.micro_batch]
         if of.is_gradient or of.is_weight or whole.numel < 8:
             return None
+        if not held.is_cut and naming.is_module_tensor(name):
+            fault = contributions.parts_and_bias(name, whole, held)
+            if fault is not None:
+                return fault
         for called, before in reversed(known):
             if (
                 not held.is_cut

@@ -430,3 +430,26 @@ def test_a_rank_that_goes_wrong_as_the_first_does_received_nothing(tmp_path: Pat
     told = found(tmp_path, whole, {"gradient": {"grad.a.weight": 2 * left}}, {"gradient": {"grad.b.weight": 2 * right}})
     assert kinds(told) == ["too much"]
     assert "later rank 0 in grad.a.weight, as they do" in there(sentence(told))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_head_whose_gradient_lacks_the_softmax_of_other_words_is_told(is_lost: bool, tmp_path: Path) -> None:
+    made = random(8, 16, seed=11)
+    whole = made - made.mean(0)
+    # Of another fault the rows add up to 0 as well.
+    wrong = whole + (random(8, 16, seed=12) if is_lost else 0.5 * (whole.roll(1, 0)))
+
+    def of(gradient: Tensor) -> Step:
+        return {"forward_data": {"input_ids": IDS}, "gradient": {"grad.lm_head.weight": gradient.contiguous()}}
+
+    told = found(tmp_path, of(whole), *(of(part) for part in wrong.chunk(2)))
+    assert ("softmax's backward" in kinds(told)) == is_lost
+
+
+def test_a_modules_record_has_outputs_by_the_modules_names(tmp_path: Path) -> None:
+    def of(values: Tensor) -> Step:
+        step = given(slice(0, 16), layers__0__attn=values)
+        return also(step, "forward_data", log_probs=values.sum(2)[:, 1:])
+
+    made = compared(tmp_path, of(HIDDEN), of(off(4)))
+    assert there(made.first).name == "layers.0.attn.output"
