@@ -171,11 +171,12 @@ _FACTORS_OF_TOKENS, _LOGPS = ("advantages", "token_loss", "is_ratio", "is_weight
 def _is_rounding(batch: StepBatch, parts: list[_MicroLoss]) -> bool:
     """Whether one reduction makes every loss but for what storing its tokens in 16 bits takes from them."""
     columns = {name: batch.columns.of(name) for name in (*_FACTORS_OF_TOKENS, *_LOGPS)}
-    off = sum(_SHORT.get(columns[name].dtype, 0.0) for name in _FACTORS_OF_TOKENS if columns[name])
-    for name in _LOGPS:
-        column = columns[name]
+    off = 0.0
+    for name, column in columns.items():
         if column is not None and column.dtype in _SHORT:
-            off += _SHORT[column.dtype] * float(np.nanmean(np.abs(column.values_N[column.said_N])))
+            # A ratio is off by as much as its logarithm, however small that is beside 1.
+            size = float(np.nanmean(np.abs(column.values_N[column.said_N]))) if name in _LOGPS else 1.0
+            off += _SHORT[column.dtype] * size
     if not off or not parts:
         return False
     # What cancels in a sum is rounded all the same.
@@ -1084,11 +1085,11 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
 
 
 def _is_share(off: list[_Recomputed], width: int) -> bool:
-    """Whether that is a constant, which no response is longer than, times the micro-batches of an update: each has its
-    share of a mean over the update's samples.
+    """Whether that is a constant that is stated, or what a response may have, times the micro-batches of an update:
+    each has its share of a mean over the update's samples.
     """
-    longest = max(part.longest for part in off)
-    return all(width % part.micros == 0 and width / part.micros >= longest for part in off)
+    stated = {round(each) for each in (off[0].limit, off[0].constant) if each is not None}
+    return all(width % part.micros == 0 and width // part.micros in stated for part in off)
 
 
 def _is_length(heard: list[_Recomputed]) -> bool:

@@ -73,7 +73,7 @@ class _Rows(Struct, frozen=True):
 
     @property
     def tells_nothing(self) -> bool:
-        """Whether returns are 0, to the rounding of advantages and values that add up to it, or all values one number."""
+        """Whether returns are 0, to the rounding of values and advantages that add up, or all values one number."""
         nothing = 1e-6 * max(1.0, float(np.abs(self.values_BT).max()))
         return not np.abs(self.returns_BT).max() > nothing or not np.ptp(self.values_BT[self.mask_BT != 0]) > 0
 

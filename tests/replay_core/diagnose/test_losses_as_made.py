@@ -17,6 +17,7 @@ from tests.replay_core.diagnose.logs import diagnosed_path, verl
 from tests.replay_core.diagnose.runs import RESPONSE, Fields, recorded, told
 
 PROMPT, ANSWER, GROUPS, SIZE = 3, 12, 2, 4
+CONSTANT = {"loss": {"kind": "grpo"}, "max_response_length": ANSWER}
 #: (the summed loss of each row, tokens of each row, rows of the update) -> the loss of a micro-batch.
 Make = Callable[[Any, Any, int], float]
 
@@ -84,7 +85,7 @@ def test_a_mean_by_the_share_of_the_samples_is_a_known_reduction(parts: int, tmp
 def test_a_sum_over_a_constant_is_no_padding_that_counts(
     parts: int, stored: torch.dtype | None, tmp_path: Path
 ) -> None:
-    _updates(tmp_path / "d", _of_constant, parts=parts, flags={"loss": {"kind": "grpo"}}, stored=stored)
+    _updates(tmp_path / "d", _of_constant, parts=parts, flags=CONSTANT, stored=stored)
     assert _worries(tmp_path / "d") == []
 
 
@@ -103,7 +104,7 @@ def test_a_factor_is_told_of_tokens_kept_in_16_bits_as_well(tmp_path: Path) -> N
 
 def test_answers_of_one_length_are_no_factor(tmp_path: Path) -> None:
     """Each row's own sum over a constant that its length is, too: a share of the step's tokens, times some number."""
-    _updates(tmp_path / "d", _of_constant, lengths=(ANSWER, ANSWER + 1), parts=8, flags={"loss": {"kind": "grpo"}})
+    _updates(tmp_path / "d", _of_constant, lengths=(ANSWER, ANSWER + 1), parts=8, flags=CONSTANT)
     assert _worries(tmp_path / "d") == []
 
 
