@@ -493,8 +493,21 @@ def moves_too_far(log: RunLog) -> bool:
 def _overshot(means: list[tuple[int, float, float]]) -> _Overshot | None:
     skip_if(len(means) < OVERSHOT_STEPS, f"needs values and returns of {OVERSHOT_STEPS} steps")
     size, first = max(abs(due) for _, _, due in means), abs(means[0][1] - means[0][2])
-    bad = [one for one in means[1:] if abs(one[1] - one[2]) > max(OVERSHOT * size, first) and size > 0]
+    bad = [
+        one for one in means[1:]
+        if abs(one[1] - one[2]) > max(OVERSHOT * size, first) and size > 0 and not _is_on_its_way(means[0][1], *one[1:])
+    ]  # fmt: skip
     return _Overshot(bad, len(means), size, first) if len(bad) >= 2 else None
+
+
+#: What of the way from where values began to their return they may lie before or behind it.
+ASIDE = 0.25
+
+
+def _is_on_its_way(begun: float, value: float, due: float) -> bool:
+    """Whether a value lies between where it began and its return: returns that rise leave a slow critic behind."""
+    aside = ASIDE * abs(due - begun)
+    return min(begun, due) - aside <= value <= max(begun, due) + aside
 
 
 @rule("D63", "the critic overshoots its returns", link="optimizer", scope="case", explains=_PAST, source=_SOURCE)
@@ -526,9 +539,9 @@ def overshoots_rewards(case: Case) -> Finding | None:
       needs=("value_mean", "return_mean"), explains=_PAST, source=_SOURCE)  # fmt: skip
 def overshoots(log: RunLog) -> Finding | None:
     """|mean value - mean return| over twice the largest |mean return| in two steps and more, none of them the first,
-    and more than in the first step: a warning, an error in half of the steps, or where the largest and least values
-    lie far outside of the returns' range in as many and to the end. A critic that is loaded may begin far off, and
-    comes nearer.
+    and more than in the first step, past what lies between the first value and the return: a warning, an error in half
+    of the steps, or where the largest and least values lie far outside of the returns' range in as many and to the end.
+    A critic that is loaded may begin far off, and comes nearer.
     """
     values, returns = given(log.get("value_mean")), given(log.get("return_mean"))
     rows = [(step, value, due) for step, (value, due) in together(values, returns) if step is not None]

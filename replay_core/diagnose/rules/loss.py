@@ -140,6 +140,13 @@ def reductions_of(part: _MicroLoss, step_tokens: int, step_samples: int) -> Iter
             ("seq-mean-token-sum", reductions.sequence_sum_mean),
         ):
             yield f"{name} over the samples of the update, times the ranks", float(mean(values_BT, mask_BT)) * of_ranks
+    if len(values_BT) < part.update_samples:
+        # verl's, of batches of any size: loss_scale_factor.
+        share = len(values_BT) / part.update_samples
+        yield (
+            "token-mean over the micro-batch, by its share of the samples",
+            (float(reductions.token_mean(values_BT, mask_BT)) * share),
+        )
     yield "token-sum over the tokens of the step", total / max(step_tokens, 1)
     yield (
         "seq-mean-token-mean over the samples of the step",
@@ -153,6 +160,64 @@ def _agreeing(parts: Sequence[_MicroLoss | _Recomputed]) -> list[str]:
     """The reductions that make every one of these losses."""
     names = parts[0].made if parts else ()
     return [name for name in names if all(name in part.made and _agree(part.made[name], part.value) for part in parts)]
+
+
+#: What a number of 16 bits is off by, as a share of itself; what the loss of a token is made of, and that it may be
+#: recorded in fewer bits than the loss was made of.
+_SHORT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+_FACTORS_OF_TOKENS, _LOGPS = ("advantages", "token_loss", "is_ratio", "is_weights"), ("policy_logprobs", "old_logprobs")
+
+
+def _is_rounding(batch: StepBatch, parts: list[_MicroLoss]) -> bool:
+    """Whether one reduction makes every loss but for what storing its tokens in 16 bits takes from them."""
+    columns = {name: batch.columns.of(name) for name in (*_FACTORS_OF_TOKENS, *_LOGPS)}
+    off = 0.0
+    for name, column in columns.items():
+        if column is not None and column.dtype in _SHORT:
+            # A ratio is off by as much as its logarithm, however small that is beside 1.
+            size = float(np.nanmean(np.abs(column.values_N[column.said_N]))) if name in _LOGPS else 1.0
+            off += _SHORT[column.dtype] * size
+    if not off or not parts:
+        return False
+    # What cancels in a sum is rounded all the same.
+    sizes = _made_of(
+        batch, [part.logged for part in parts],
+        np.abs(given(_token_loss(batch)[0])),
+    )  # fmt: skip
+    if any(
+        all(
+            abs(part.made[name] - part.value) <= off * size.made[name] + FLOOR
+            for part, size in zip(parts, sizes, strict=True)
+        )
+        for name in parts[0].made
+        if all(name in part.made for part in parts)
+    ):
+        return True
+    # Or a sum over a constant that no response is longer than.
+    return any(
+        all(
+            abs(part.total / constant - part.value) <= off * size.total / constant + FLOOR
+            for part, size in zip(parts, sizes, strict=True)
+        )
+        for constant in _near_constants(parts)
+    )
+
+
+def _near_constants(parts: list[_MicroLoss]) -> set[int]:
+    """What sums may be divided by, as far as one of the losses says: samples times a length that no response exceeds,
+    the nearest of each.
+    """
+    counts = {max(count, 1) for count in (parts[0].update_samples, len(parts[0].values_BT))}
+    told = [part.total / part.value for part in parts if abs(part.value) > TELLS]
+    near = {count * round(each / count) for each in told for count in counts}
+    return {constant for constant in near if _is_of_samples(constant, parts)}
+
+
+def _is_of_samples(constant: int, parts: list[_MicroLoss]) -> bool:
+    """Whether that is as many samples times a length that no response exceeds."""
+    longest = max(part.longest for part in parts)
+    counts = [max(count, 1) for count in (parts[0].update_samples, len(parts[0].values_BT))]
+    return constant > 0 and any(constant % count == 0 and constant / count >= longest for count in counts)
 
 
 @rule("D28", "the loss is no known reduction of its tokens", link="reduction", scope="batch",
@@ -234,8 +299,10 @@ def reduction(batch: StepBatch) -> Finding | None:
     if batch.laid.algorithm.averaged == "constant":
         least = max(abs(part.value) for part in parts)
         skip_if(least <= TELLS, "the run states a sum over a constant, and a loss next to 0 does not tell which")
+    skip_if(max(abs(part.value) for part in parts) <= TELLS, "a loss next to 0 does not tell a sum over a constant")
     if not exact or batch.laid.algorithm.is_distilled:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
+    skip_if(_is_rounding(batch, parts), "one reduction makes these losses, but for the 16 bits that tokens are kept in")
     worst = [f"{name} {value:.6g}" for name, value in first.made.items()][:3]
     weighed = disagrees(batch) or _may_be_weighed(batch, parts)
     return finding(
@@ -554,6 +621,14 @@ def _may_be_weighed(batch: StepBatch, parts: list[_MicroLoss]) -> bool:
     far_N[both_N] = np.abs(np.expm1(np.clip(trainer.values_N - rollout.values_N, -20, 20)[both_N]))
     token_N, _ = _token_loss(batch)
     bounds = _made_of(batch, [part.logged for part in parts], np.abs(given(token_N)) * far_N)
+    if any(
+        all(
+            abs(part.value - part.total / constant) <= bound.total / constant + CLOSE * abs(part.value)
+            for part, bound in zip(parts, bounds, strict=True)
+        )
+        for constant in _near_constants(parts)
+    ):
+        return True
     return any(
         all(abs(part.value - part.made[name]) <= bound.made[name] + CLOSE * abs(part.value)
             for part, bound in zip(parts, bounds, strict=True))
@@ -569,11 +644,8 @@ def _constant(parts: list[_MicroLoss]) -> float | None:
     if not found or not max(found) - min(found) <= 2e-3 * abs(max(found)) < math.inf:
         return None
     constant = round(max(found))
-    longest = max(part.longest for part in parts)
-    counts = [max(count, 1) for count in (parts[0].update_samples, len(parts[0].values_BT))]
     is_whole = abs(constant - max(found)) <= 1e-3 * constant
-    fits = is_whole and any(constant % count == 0 and constant / count >= longest for count in counts)
-    return float(constant) if fits else None
+    return float(constant) if is_whole and _is_of_samples(constant, parts) else None
 
 
 class _Recomputed(Struct, frozen=True):
@@ -607,6 +679,8 @@ class _Recomputed(Struct, frozen=True):
     """Whether tokens that the mask leaves out have a loss."""
 
 
+#: How near each other what sums are divided by lie, where weights of a token that are not recorded are in them.
+ALIKE = 5e-3
 #: Factors that a world size or an accumulation makes.
 _FACTORS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 _SUMMED = "it is the sum over samples of token means, not their mean"
@@ -666,7 +740,7 @@ def off_by(case: Case) -> Finding | None:
     for batch in case.batches():
         here = _recomputed(batch)
         every += here
-        if _agreeing(here):
+        if _agreeing(here) or (here and _is_rounding(batch, _parts(batch)[0])):
             fine += 1
         else:
             off += here
@@ -977,6 +1051,7 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         and first.kind != "constant"
         and len(off) > 1
         and all(abs(part.slots - width) <= 1e-3 * width for part in off)
+        and not _is_share(off, width)
     ):
         yield (
             f"divides by every token slot of the micro-batch, padding included (its samples x {width})",
@@ -986,6 +1061,8 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
     yield from _other_constant(off, said)
     # Other terms in a loss leave no exact -1 in every micro-batch.
     heard = [part for part in off if part.exact] or (off if len({round(part.value, 9) for part in off}) > 3 else [])
+    if _is_length(heard):
+        return  # a constant that no response is longer than: of lengths that are one, a mean is such a sum as well
     is_total = not any(part.exact for part in off)
     fitting: list[tuple[float, str]] = []
     for name in _names(heard):
@@ -1005,6 +1082,22 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         # A rank's mean is its share times the ranks: of two right ways the one that less is wrong with.
         times, name = min(fitting, key=lambda one: (one[0] > 0, abs(math.log(abs(one[0])))))
         yield f"is {_in_times(times)} what it should be as {name}", _FACTOR_CAUSE[times < 0], said
+
+
+def _is_share(off: list[_Recomputed], width: int) -> bool:
+    """Whether that is a constant that is stated, or what a response may have, times the micro-batches of an update:
+    each has its share of a mean over the update's samples.
+    """
+    stated = {round(each) for each in (off[0].limit, off[0].constant) if each is not None}
+    return all(width % part.micros == 0 and width // part.micros in stated for part in off)
+
+
+def _is_length(heard: list[_Recomputed]) -> bool:
+    """Whether what each sample's sum is divided by is one whole number that no response is longer than."""
+    length = round(heard[0].each) if heard else 0
+    return length >= max((part.longest for part in heard), default=1) and all(
+        part.exact and abs(part.each - length) <= ALIKE * length for part in heard
+    )
 
 
 #: How runs state the longest response, and what the loss of a response is divided by.
@@ -1428,10 +1521,14 @@ def _paid_alike(log: RunLog, steps: list[StepTold]) -> float | None:
     return paid if 10 * count >= 9 * len(steps) and (is_right or is_theirs) else None
 
 
-def _is_zero_and_fine(batch: StepBatch) -> bool:
-    """Whether the samples of a step tell that a loss of 0 is none to worry about."""
+def _says_why(batch: StepBatch) -> bool:
+    """Whether the samples of a step tell why a loss of 0 is one: no advantage differs from it (of which D01 and D03
+    judge), or it is none to worry about.
+    """
     if not batch.has("advantages"):
         return False
+    if batch.trained_N is not None and batch.trained_N.any() and not largest_advantage(batch):
+        return True
     try:
         return zero_and_fine(batch) is not None
     except Skip:
@@ -1456,7 +1553,7 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
     told_in_micros = {point.step for point in log.micros("pg_loss")}
     zero = [step for step in steps_told(log) if step.loss == 0 and step.step not in told_in_micros]
     # Where samples are recorded, they say why (D02).
-    told_by_samples = {batch.step for batch in (log.samples() if zero else ()) if _is_zero_and_fine(batch)}
+    told_by_samples = {batch.step for batch in (log.samples() if zero else ()) if _says_why(batch)}
     zero = [step for step in zero if step.step not in told_by_samples]
     untold = [step for step in zero if step.is_dead is None and not step.grad]
     normal = [step for step in zero if step.is_dead is False and step.grad is None]

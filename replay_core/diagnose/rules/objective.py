@@ -737,6 +737,11 @@ def fits_of(logged: Logged, values_N: Array) -> bool:
     return logged.factor(values_N, plain=len(logged.values_M) < 2) is not None
 
 
+def _are_coarse(batch: StepBatch) -> bool:
+    columns = (batch.columns.of(name) for name in ("policy_logprobs", "ref_logprobs", "old_logprobs"))
+    return any(column is not None and column.dtype in ("bfloat16", "float16") for column in columns)
+
+
 @rule("D29", "the KL term is another estimator than stated", link="ref", scope="case", lasts=True,
       explains=("L10", "L08", "D49"),
       source="Schulman 2020; k1's gradient is 0 on average: it is no loss (arXiv 2510.01555)")  # fmt: skip
@@ -780,6 +785,10 @@ def kl_term(case: Case) -> Finding | None:
     # What is called `kl` and not the loss's may be a metric of its own, by another estimator on purpose.
     if "swapped" not in name and not first.columns.scalars("kl_loss"):
         return None
+    # Both are half the square of a small difference, which 16 bits round.
+    skip_if(
+        {name, stated} <= {"k2", "k3"} and _are_coarse(first), "log-probabilities of 16 bits do not tell k2 from k3"
+    )
     return finding(
         "error" if stated or "swapped" in name else "info" if name == "|log r|" else "warning",
         f"the KL loss is {name}"

@@ -73,8 +73,9 @@ class _Rows(Struct, frozen=True):
 
     @property
     def tells_nothing(self) -> bool:
-        """Whether returns are 0, or all values one number."""
-        return not np.abs(self.returns_BT).max() > 0 or not np.ptp(self.values_BT[self.mask_BT != 0]) > 0
+        """Whether returns are 0, to the rounding of values and advantages that add up, or all values one number."""
+        nothing = 1e-6 * max(1.0, float(np.abs(self.values_BT).max()))
+        return not np.abs(self.returns_BT).max() > nothing or not np.ptp(self.values_BT[self.mask_BT != 0]) > 0
 
     @property
     def is_of_values_alone(self) -> bool:
@@ -465,7 +466,9 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
         whitened = abs(float(inside.mean())) < 1e-2 and abs(float(inside.std()) - 1) < 2e-2
         if whitened and bool((np.abs(returns_BT - values_BT - white_BT) * mask_BT <= rows.close).all()):
             yield "returns are made from whitened advantages, not from the raw ones", "returns = whitened + values"
-    if bool((np.abs(returns_BT - rewards_BT) * mask_BT <= rows.close).all()):
+    # Where nothing is paid, or answers are one token, there is nothing to add up.
+    paid_B = (np.abs(rewards_BT) * mask_BT > rows.close).any(1) & ((mask_BT != 0).sum(1) > 1)
+    if paid_B.any() and bool((np.abs(returns_BT - rewards_BT) * mask_BT <= rows.close).all()):
         yield "returns are the rewards: nothing is added up over the response", "the token's own reward"
     if fit := solved(values_BT, returns_BT):
         yield "returns are the advantages: values are not added", fit.words()
