@@ -13,7 +13,7 @@ from replay_core.diagnose.algorithm import filters_overlong
 from replay_core.diagnose.batch import StepBatch, mask_name, passes
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
+from replay_core.diagnose.finding import Finding, Where, error, finding, info, listed, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
@@ -73,6 +73,14 @@ def empty_loss(batch: StepBatch) -> Finding | None:
             )
         on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
         on_purpose = on_purpose or (filters_overlong(batch.laid.algorithm) and _are_long(batch, empty_B))
+        if not on_purpose and _are_copies(batch, empty_B):
+            return info(
+                f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss: copies of others that "
+                "fill the batch up",
+                place,
+                shown("samples without a counted token", int(empty_B.sum()), "0", source),
+                cause="a batch is filled up with copies to a size that ranks or micro-batches divide: they are masked",
+            )
         with_them = None if on_purpose or _dropped(batch, empty_B) else made_with_all(batch, empty_B)
         if with_them is not None and not _is_pattern(empty_B):
             return warning(
@@ -110,6 +118,19 @@ def empty_loss(batch: StepBatch) -> Finding | None:
             else _why_empty(batch, empty_B),
         )
     return _ends_early(batch, trained_N, counts_B, name, source)
+
+
+def _are_copies(batch: StepBatch, empty_B: Array) -> bool:
+    """Whether each of these rows has the tokens of a row that counts, and they stand at the end (verl's and SkyRL's
+    padding to the number of ranks).
+    """
+    tokens_N = batch.tokens_N
+    if tokens_N is None or empty_B[: int(np.argmax(empty_B))].any() or not empty_B[int(np.argmax(empty_B)) :].all():
+        return False
+    rows = [tokens_N[span].tobytes() for span in batch.flat.spans]
+    return {row for row, empty in zip(rows, empty_B, strict=True) if empty} <= {
+        row for row, empty in zip(rows, empty_B, strict=True) if not empty
+    }
 
 
 def _are_long(batch: StepBatch, empty_B: Array) -> bool:

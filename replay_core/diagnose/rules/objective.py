@@ -500,6 +500,16 @@ def _other_weights(batch: StepBatch, weights: Column, rollout: Column) -> tuple[
         made: list[tuple[str, str, Array]] = [
             ("the exponential is missing: they are its logarithm", "log pi - log mu is used as it is", d),
         ]
+        # One weight of a response that takes in what an environment wrote, where the engine says 0.
+        written_N = rollout.said_N & np.isfinite(trainer.values_N) & np.isfinite(rollout.values_N)
+        if batch.response_N is not None and (written_N & batch.response_N & ~both_N).any():
+            written_N &= batch.response_N
+            apart_N = np.where(written_N, trainer.values_N - rollout.values_N, 0.0)
+            for each_B, word in ((batch.flat.sum(apart_N), "sum"), (batch.flat.mean(apart_N, written_N), "mean")):
+                whole = np.exp(np.clip(np.nan_to_num(each_B)[rows], -30, 30))
+                made.append((f"they are a {word} over all tokens of the response, those too that no engine sampled",
+                             "the mask of what the policy wrote is left out of the sequence's weight: tool "
+                             "output, of which the engine says 0, decides it", np.minimum(whole, cap)))  # fmt: skip
         for by, word in ((1, "before"), (-1, "after")):
             moved = np.where(np.roll(rows, by) == rows, np.roll(right, by), np.nan)
             made.append((f"each token has the weight of the token {word}", "a roll or a slice is off by one",

@@ -101,7 +101,8 @@ SHARE, STEPS = 0.9, 2
 #: Samples of a group, and different ones, that come again as no chance has it; the steps that show it.
 _GROUP, _DIFFERENT, _STEPS = 4, 3, 3
 #: Words for a buffer whose samples are meant to be used again.
-_REUSES = ("replay_buffer", "replay_buffer_size", "sample_reuse", "reuse", "experience_replay", "reuse_samples")
+_REUSES = ("replay_buffer", "replay_buffer_size", "sample_reuse", "reuse", "experience_replay", "reuse_samples",
+           "use_replay_buffer", "enable_replay", "replay_ratio", "replay_fraction", "replay_size")  # fmt: skip
 
 
 class _GroupsAgain:

@@ -112,13 +112,13 @@ def behind(case: Case) -> Finding | None:
     """How far the newest weight version of a step's samples lies behind the step, less what the nearest step has (one
     trainer counts versions from 0, another from 1): more than the limit that is stated, else 8, is a warning; worth
     knowing where engine and trainer are no further apart in such steps than in those within it (2 and more), and nearer
-    where samples are fresh. So are
+    where samples are fresh. A warning, too, in 8 steps and more, where it rises as chance does not, to 4 and more and
+    three times its first quarter (median of the last 3). So are
     2 and more, where engine and trainer are over .1 nats per token apart in most of those steps, and in steps whose
     samples are fresh by a quarter of it at most, and nothing is recorded or stated that corrects for it (importance
     weights, proximal log-probabilities, a decoupled loss, a limit on the age): the age is what parts them. So are
-    samples of one version behind,
-    in 3 steps and more, all but the fresh ones, whose distance does not grow meanwhile: the ratio to log-probabilities
-    that the trainer recomputed is 1 and holds nothing back.
+    samples of one version behind, in 3 steps and more, all but the fresh ones, whose distance does not grow meanwhile:
+    the ratio to log-probabilities that the trainer recomputed is 1 and holds nothing back.
     """
     found: list[tuple[float, Where, int]] = []
     distances: dict[int, float] = {}
@@ -140,6 +140,8 @@ def behind(case: Case) -> Finding | None:
     worst = max(found, key=lambda one: one[0])
     lag = worst[0] - nearest
     allowed = LAG if limit is None else limit
+    if (older := _grows_old([(step, by - nearest) for by, _, step in found], worst[1])) is not None:
+        return older
     if lag <= allowed:
         if not corrected:
             return _parted_by_age({step: by - nearest for by, _, step in found}, distances, worst[1])
@@ -166,6 +168,26 @@ def behind(case: Case) -> Finding | None:
         "new weights do not reach the engine",
         next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
         steps=past,
+    )
+
+
+def _grows_old(ages: list[tuple[int, float]], where: Where) -> Finding | None:
+    """Samples that are ever older, whatever weighs them: a pipeline fills in its first steps, and stays so."""
+    values = [age for _, age in sorted(ages)]
+    if len(values) < trends.MIN_STEPS or not trends.rises(values):
+        return None
+    begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
+    if now < max(QUEUED, OLDER * begun) or now > LAG:
+        return None
+    return warning(
+        f"samples get ever older: their weight versions are {begun:.3g} behind the step at first, {now:.3g} at last",
+        where,
+        shown("versions behind, by step", ", ".join(f"{value:g}" for value in values[:12]), "as in the first steps"),
+        shown("Mann-Kendall z", trends.drift(values)),
+        cause="the engine makes more than the trainer takes, and the oldest are taken first (a queue without a limit), "
+        "or new weights reach it ever later",
+        next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
+        steps=[step for step, age in ages if age >= QUEUED],
     )
 
 

@@ -343,3 +343,165 @@ def test_a_verifier_that_ran_out_of_time_grades_as_wrong(tmp_path: Path) -> None
     assert found is not None
     assert found.severity == "warning"
     assert "verifier timeout" in found.claim
+
+
+def _weighed(directory: Path, *, with_tools: bool) -> list[Finding]:
+    """One weight of a response, the mean over what the policy wrote, or over the tool's words as well."""
+    recorder = Recorder(directory, flags={"rollout_is": "geometric", "rollout_is_threshold": 2.0})
+    for step in range(STEPS):
+        agents = Agents(step)
+        ids, masks = agents.responses()
+        engine = agents.numbers(masks)
+        trainer = [[value + agents.draw.normal() * 0.1 if bit else -float(agents.draw.uniform(2, 6))
+                    for value, bit in zip(row, mask, strict=True)]
+                   for row, mask in zip(engine, masks, strict=True)]  # fmt: skip
+        weights = []
+        for row, old, mask in zip(engine, trainer, masks, strict=True):
+            apart = np.array(old) - np.array(row)
+            counted = np.ones(len(mask), bool) if with_tools else np.array(mask, bool)
+            weights.append((min(float(np.exp(apart[counted].mean())), 2.0) * np.array(mask)).tolist())
+        full = [prompt + row for prompt, row in zip(agents.prompts, ids, strict=True)]
+        with recorder.step(step) as record:
+            record(
+                "trajectory", input_ids=_padded(full), attention_mask=_padded([[1] * len(row) for row in full]),
+                prompts=torch.tensor(agents.prompts), responses=_padded(ids), response_mask=_padded(masks),
+                rollout_log_probs=_padded(engine, torch.float32), old_log_probs=_padded(trainer, torch.float32),
+                rollout_is_weights=_padded(weights, torch.float32), group_ids=torch.tensor(agents.group_B),
+            )  # fmt: skip
+    return [one for one in look(directory, "D59").findings if one.id == "D59"]
+
+
+def test_a_sequences_weight_takes_in_what_a_tool_wrote(tmp_path: Path) -> None:
+    (found,) = _weighed(tmp_path / "run", with_tools=True)
+    assert found.severity == "error"
+    assert "those too that no engine sampled" in found.claim
+
+
+def test_a_sequences_weight_of_what_the_policy_wrote(tmp_path: Path) -> None:
+    assert not _weighed(tmp_path / "run", with_tools=False)
+
+
+def _aged(directory: Path, age: Any, *, steps: int = 12) -> list[Finding]:
+    recorder = Recorder(directory)
+    for step in range(steps):
+        agents = Agents(step)
+        ids, masks = agents.responses()
+        full = [prompt + row for prompt, row in zip(agents.prompts, ids, strict=True)]
+        counts = [[0] * len(prompt) + mask for prompt, mask in zip(agents.prompts, masks, strict=True)]
+        with recorder.step(step) as record:
+            record(
+                "trajectory", input_ids=_padded(full), attention_mask=_padded([[1] * len(row) for row in full]),
+                loss_mask=_padded(counts), group_ids=torch.tensor(agents.group_B),
+                weight_version=torch.full((len(full),), max(step - age(step), 0)),
+            )  # fmt: skip
+    return [one for one in look(directory, "D31").findings if one.id == "D31" and one.severity != "info"]
+
+
+def test_samples_get_ever_older(tmp_path: Path) -> None:
+    (found,) = _aged(tmp_path / "run", lambda step: step - step // 2)
+    assert "ever older" in found.claim
+
+
+def test_a_pipeline_that_fills_in_its_first_steps(tmp_path: Path) -> None:
+    assert not _aged(tmp_path / "run", lambda step: min(step, 3))
+
+
+def _filled_up(directory: Path, *, copies: bool) -> list[Finding]:
+    """Rows at the end whose mask is empty: copies of the first, or answers of their own."""
+    recorder = Recorder(directory)
+    for step in range(STEPS):
+        agents = Agents(step)
+        ids, masks = agents.responses()
+        full = [prompt + row for prompt, row in zip(agents.prompts, ids, strict=True)]
+        counts = [[0] * len(prompt) + mask for prompt, mask in zip(agents.prompts, masks, strict=True)]
+        if copies:
+            full, counts = full + full[:4], counts + [[0] * len(row) for row in full[:4]]
+        else:
+            counts[-4:] = [[0] * len(row) for row in full[-4:]]
+        with recorder.step(step) as record:
+            record(
+                "trajectory", input_ids=_padded(full), attention_mask=_padded([[1] * len(row) for row in full]),
+                loss_mask=_padded(counts),
+            )  # fmt: skip
+    return [one for one in look(directory, "D07").findings if one.id == "D07"]
+
+
+def test_masked_copies_fill_a_batch_up(tmp_path: Path) -> None:
+    found = _filled_up(tmp_path / "run", copies=True)
+    assert {one.severity for one in found} == {"info"}
+    assert "fill the batch up" in found[0].claim
+
+
+def test_answers_of_their_own_without_a_token_in_the_loss(tmp_path: Path) -> None:
+    assert {one.severity for one in _filled_up(tmp_path / "run", copies=False)} == {"warning"}
+
+
+def _parted(directory: Path, apart: Any) -> list[Finding]:
+    """Engine and trainer, so far apart on each token by `apart(step, row, how unsure the token is)`."""
+    recorder = Recorder(directory)
+    for step in range(8):
+        agents = Agents(step)
+        ids, masks = agents.responses()
+        engine = agents.numbers(masks)
+        trainer = [[value + apart(agents.draw, step, at, 1 - np.exp(value)) * bit
+                    for value, bit in zip(row, mask, strict=True)]
+                   for at, (row, mask) in enumerate(zip(engine, masks, strict=True))]  # fmt: skip
+        full = [prompt + row for prompt, row in zip(agents.prompts, ids, strict=True)]
+        with recorder.step(step) as record:
+            record(
+                "trajectory", input_ids=_padded(full), attention_mask=_padded([[1] * len(row) for row in full]),
+                prompts=torch.tensor(agents.prompts), responses=_padded(ids), response_mask=_padded(masks),
+                rollout_log_probs=_padded(engine, torch.float32), old_log_probs=_padded(trainer, torch.float32),
+                group_ids=torch.tensor(agents.group_B), weight_version=torch.full((len(full),), step),
+            )  # fmt: skip
+    return [one for one in look(directory, "D09", "D12").findings if one.id in ("D09", "D12")]
+
+
+def test_a_gap_that_all_samples_have_is_not_of_few(tmp_path: Path) -> None:
+    found = _parted(tmp_path / "run", lambda draw, step, at, unsure: draw.normal() * 0.05 * unsure)
+    assert not [one for one in found if "few samples" in one.claim or "prompts differ" in one.claim]
+
+
+def test_a_push_that_leaves_a_part_out_goes_before_a_guess_of_one_step(tmp_path: Path) -> None:
+    found = _parted(
+        tmp_path / "run",
+        lambda draw, step, at, unsure: (
+            0.0 if not step else draw.normal() * (0.35 if at == 3 and step == 5 else 0.025) * unsure
+        ),
+    )
+    told = [one for one in found if one.severity != "info"]
+    assert len(told) == 1
+    assert "does not hold all of the trainer's weights" in told[0].claim
+
+
+def _of_two_functions(directory: Path, share: Any) -> list[Finding]:
+    """Whether an answer is right, which pays a share of the samples, and a bonus on its format."""
+    recorder = Recorder(directory)
+    for step in range(10):
+        agents = Agents(step)
+        ids, masks = agents.responses()
+        right = (agents.draw.random(len(ids)) < share(step)).astype(np.float32)
+        bonus = (agents.draw.random(len(ids)) < 0.8).astype(np.float32)
+        with recorder.step(step) as record:
+            record(
+                "trajectory", prompt_ids=torch.tensor(agents.prompts), completion_ids=_padded(ids),
+                completion_mask=_padded([[1] * len(row) for row in ids]), tool_mask=_padded(masks),
+                rewards_per_func=torch.tensor(np.stack([right, bonus], 1)), rewards=torch.tensor(right + 0.1 * bonus),
+                prompt_mask=torch.ones(len(ids), 4, dtype=torch.int64),
+            )  # fmt: skip
+    return [one for one in look(directory, "D172").findings if one.id == "D172"]
+
+
+def test_a_reward_function_pays_nothing_any_more(tmp_path: Path) -> None:
+    (found,) = _of_two_functions(tmp_path / "run", lambda step: 0.5 if step < 5 else 0.0)
+    assert found.severity == "warning"
+    assert "pays nothing from step 5 on" in found.claim
+
+
+@pytest.mark.parametrize(
+    "share",
+    [lambda step: 0.5, lambda step: max(0.5 - 0.12 * step, 0.0), lambda step: 0.02],
+    ids=["it pays to the last", "it fades", "it hardly ever paid"],
+)
+def test_a_reward_function_that_does_not_break(share: Any, tmp_path: Path) -> None:
+    assert not _of_two_functions(tmp_path / "run", share)
