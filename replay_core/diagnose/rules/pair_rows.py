@@ -134,8 +134,7 @@ class Pairs(Struct, frozen=True):
 
 def pairs_of(record: Record) -> Pairs | None:
     try:
-        refs = [
-            ref for ref in record.tensors() if not ref.is_text and ref.is_readable]
+        refs = [ref for ref in record.tensors() if not ref.is_text and ref.is_readable]
     except RldbgError:
         return None
     names: dict[tuple[str, str], str] = {}
