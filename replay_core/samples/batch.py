@@ -550,8 +550,9 @@ class Batch:
         What has none is filled, with 0 or more, or with what is no number. At its own index the slots before a sample's
         first generated token are, and not that of its last; else the other way round: most samples decide, as a sure
         token's may be 0 as well. So it is where its first slot is empty and that of its last is not. Where that does
-        not tell, it is at its own index if every sample's first slot is filled, or the first column, and next to nothing else; and not if nothing is. None where nothing tells. Where
-        nobody says which tokens are generated, all but each sample's first are taken.
+        not tell, it is at its own index if every sample's first slot is filled, or the first column, and next to
+        nothing else; and not if nothing is. None where nothing tells. Where nobody says which tokens are generated, all
+        but each sample's first are taken.
         """
         layout, found = self.layout, dict[str, bool | None]()
         wide = [ref for ref in (() if layout is None else self.held.fields()) if self._may_be_at_own_index(ref)]

@@ -213,7 +213,7 @@ def _losses(
                     record("forward_data", input_ids=fields["input_ids"][rows], attention_mask=fields["attention_mask"][
                         rows], **{name: one[rows] for name, one in held.items()}, micro=micro,
                         alignment=dict.fromkeys(held, "response"))  # fmt: skip
-                    record("loss", loss=loss, **said, micro=micro)
+                    record("loss", {"loss": loss, **said}, micro=micro)
     return path
 
 
@@ -365,7 +365,8 @@ def test_advantages_whitened_over_tokens_are_known_where_no_mask_is_recorded(tmp
         tokens = centred.repeat_interleave(lengths)
         torch.save({
             "step": step, "prompt_ids": [one["prompt"].tolist() for one in rows],
-            "response_ids": [one["response"].tolist() for one in rows], "rewards": rewards.view(-1).tolist(), "group_id": [one["group"] for one in rows],
+            "response_ids": [one["response"].tolist() for one in rows],
+            "rewards": rewards.view(-1).tolist(), "group_id": [one["group"] for one in rows],
             "advantages": ((centred - tokens.mean()) / tokens.std(correction=0)).tolist(),
         }, tmp_path / f"batch_{step}.pt")  # fmt: skip
     assert told(tmp_path, "D04") == []
