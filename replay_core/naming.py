@@ -162,7 +162,6 @@ ALIASES: dict[str, str] = {
     "sampled_token_logprobs": "rollout_logprobs",
     "generated_logprobs": "rollout_logprobs",
     "tis_weights": "is_weights",
-    "tis_weight": "is_weights",
     "is_weight": "is_weights",
     "importance_weights": "is_weights",
     "importance_sampling_weights": "is_weights",

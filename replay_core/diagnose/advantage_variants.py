@@ -187,9 +187,10 @@ def made_with_all(batch: StepBatch, left_out_B: Array) -> str | None:
 
 def known_variants(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
     """The variants of this batch: with its numbers of tokens, and the baseline that it records."""
-    trained_N = batch.trained_N
+    # Where no mask is recorded, all that was sampled counts.
+    counted_N = batch.response_N if batch.trained_N is None else batch.trained_N
     yield from variants(
-        reward_B, group_B, None if trained_N is None else batch.flat.count(trained_N).astype(np.float64)
+        reward_B, group_B, None if counted_N is None else batch.flat.count(counted_N).astype(np.float64)
     )
     if batch.laid.algorithm.estimator in ("rloo", ""):
         others_B = advantages.leave_one_out(reward_B, group_B)

@@ -1,8 +1,8 @@
-"""A loss that is recorded as one number, taken apart: its terms are made of the tokens, and their weights solved for."""
+"""A loss that is recorded as one number, taken apart: its terms are made of the tokens, their weights solved for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import numpy as np
@@ -58,8 +58,8 @@ def solve(case: Case, beta: float | None, bonus: float | None) -> Weights | None
     def of(name: str, how: int) -> Array | None:
         return np.concatenate([made.terms[name, how] for made in every]) if (name, how) in names else None
 
-    for how, main in product(_HOW, sorted({name for name, _ in names if name.startswith("policy")})):
-        policy_M = of(main, how)
+    for how in _HOW:
+        policy_M = of("policy", how)
         if policy_M is None or not np.abs(policy_M).max() > 0:
             continue
         for estimator, with_entropy in product(("", *kl.ESTIMATORS), (False, True)):
@@ -82,7 +82,10 @@ def solve(case: Case, beta: float | None, bonus: float | None) -> Weights | None
     return None
 
 
-def _all_show(scale: float, stated: tuple[tuple[str, float | None], ...], how: int, of, limits: Array) -> bool:
+def _all_show(
+    scale: float, stated: tuple[tuple[str, float | None], ...], how: int, of: Callable[[str, int], Array | None],
+    limits: Array,
+) -> bool:  # fmt: skip
     """Whether each stated term would change enough of the losses by far more than they may be off."""
     for name, weight in stated:
         if not weight:
@@ -96,7 +99,7 @@ def _all_show(scale: float, stated: tuple[tuple[str, float | None], ...], how: i
     return True
 
 
-#: Reductions: over a micro-batch's tokens, a mean of its samples' means, over its samples, and over the update's tokens.
+#: Reductions: over a micro-batch's tokens, a mean of its samples' means, over its samples, over the update's tokens.
 _HOW = range(4)
 
 
@@ -105,9 +108,7 @@ def _made(batch: StepBatch) -> _Made | None:
     if logged is None:
         return None
     made = {
-        (name, how): term_M
-        for name, values_N in _terms(batch)
-        for how, term_M in enumerate(_reduced(logged, values_N))
+        (name, how): term_M for name, values_N in _terms(batch) for how, term_M in enumerate(_reduced(logged, values_N))
     }
     return _Made(batch, logged.values_M, made) if made else None
 

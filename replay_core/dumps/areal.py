@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_core.dumps.columns import blocks_of_rows, columns, join
+from replay_core.dumps.columns import blocks_of_rows, columns
 from replay_core.dumps.dialect import Dialect, Index
+from replay_core.dumps.fields import join
 from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import REFERENCES, class_of, content_of, first_that, tree_of
 from replay_core.dumps.words import named, words

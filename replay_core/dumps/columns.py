@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from replay_core.budget import spend_values
-from replay_core.dumps.fields import MAX_FIELDS, NULL, flatten, prose
+from replay_core.dumps.fields import MAX_FIELDS, NULL, end_to_end, flatten, join, prose
 from replay_core.dumps.instances import plain
 from replay_core.errors import DumpError
-from replay_core.records import Inline, Parts, TensorRef, Unreadable
+from replay_core.records import Inline, TensorRef
 
 
 def table(samples: Sequence[dict[Any, Any]], prefix: str = "") -> list[TensorRef]:
@@ -66,29 +66,6 @@ def _said(ref: TensorRef, values: dict[str, Sequence[Any]]) -> TensorRef:
     return ref.with_(alignment="sample") if is_vector else ref
 
 
-def join(name: str, column: Iterable[TensorRef | list[Any] | None]) -> TensorRef | None:
-    """One tensor per sample, end to end along the first axis; None when they are no column.
-
-    Equally long rows are a matrix; a 0-d tensor per sample is a vector; None is an empty row.
-    """
-    refs = [TensorRef("", "", (0,), Inline([])) if value is None else value for value in column]
-    tensors = [ref for ref in refs if isinstance(ref, TensorRef)]
-    filled = [ref for ref in tensors if ref.numel] or [ref for ref in tensors if ref.dtype][:1]
-    if (
-        len(refs) != len(tensors)
-        or not filled
-        or len({(ref.dtype, ref.shape[1:], not ref.shape) for ref in filled}) > 1
-    ):
-        return None
-    first, parts = filled[0], [ref for ref in tensors if ref.numel]
-    if not first.shape:
-        return _end_to_end(name, first, parts, (len(parts),)) if len(parts) == len(tensors) else None
-    lengths, tail = tuple(ref.shape[0] if ref.shape else 0 for ref in tensors), first.shape[1:]
-    if len(set(lengths)) == 1:
-        return _end_to_end(name, first, parts, (len(lengths), lengths[0], *tail))
-    return _end_to_end(name, first, parts, (sum(lengths), *tail)).with_(rows=lengths)
-
-
 def blocks_of_rows(name: str, blocks: Sequence[TensorRef]) -> TensorRef | None:
     """Blocks [n, L] of different widths as one ragged column of rows; a matrix when all are equally wide."""
     if len({(block.dtype, block.shape[2:]) for block in blocks}) != 1 or any(len(block.shape) < 2 for block in blocks):
@@ -96,10 +73,5 @@ def blocks_of_rows(name: str, blocks: Sequence[TensorRef]) -> TensorRef | None:
     rows = tuple(block.shape[1] for block in blocks for _ in range(block.shape[0]))
     tail = blocks[0].shape[2:]
     if len({block.shape[1] for block in blocks}) == 1:
-        return _end_to_end(name, blocks[0], blocks, (len(rows), blocks[0].shape[1], *tail))
-    return _end_to_end(name, blocks[0], blocks, (sum(rows), *tail)).with_(rows=rows)
-
-
-def _end_to_end(name: str, first: TensorRef, parts: Sequence[TensorRef], shape: tuple[int, ...]) -> TensorRef:
-    broken = next((part.source for part in (first, *parts) if isinstance(part.source, Unreadable)), None)
-    return TensorRef(name, first.dtype, shape, broken or Parts(tuple(part for part in parts if part.numel)))
+        return end_to_end(name, blocks[0], blocks, (len(rows), blocks[0].shape[1], *tail))
+    return end_to_end(name, blocks[0], blocks, (sum(rows), *tail)).with_(rows=rows)

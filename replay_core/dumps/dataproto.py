@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.dtypes import ITEMSIZE
-from replay_core.dumps.columns import columns, join
+from replay_core.dumps.columns import columns
 from replay_core.dumps.containers import read_nested
-from replay_core.dumps.fields import flatten
+from replay_core.dumps.fields import flatten, join
 from replay_core.dumps.instances import plain
 from replay_core.dumps.peeking import class_of
 from replay_core.errors import DumpError

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from replay_core import naming
 from replay_core.budget import check_fields, spend_bytes, spend_values
 from replay_core.dumps.instances import is_instance, plain
 from replay_core.errors import DumpError
-from replay_core.records import Inline, TensorRef, Unreadable
+from replay_core.records import Inline, Parts, TensorRef, Unreadable
 
 #: A tree nested deeper than this is no training record.
 MAX_DEPTH = 64
@@ -202,11 +203,18 @@ def _sequence(values: list[Any], name: str, depth: int) -> Iterator[TensorRef]:
         yield TensorRef(name, "text", (len(values),), Inline(values))
     elif _all(kinds, (list, tuple)) and (ragged := _ragged(values, name)) is not None:
         yield ragged
+    elif naming.canonical(name) in naming.MEANINGS and _are_rows(values) and (rows := join(name, values)) is not None:
+        yield rows  # a vector per sample
     elif _are_talks(values) and (said := prose(name, values)) is not None:
         yield said  # a conversation per sample
     else:
         for position, inner in enumerate(values):
             yield from _walk(inner, f"{name}.{position}" if name else str(position), depth + 1)
+
+
+def _are_rows(values: list[Any]) -> bool:
+    """Whether each is a tensor of one sample: a number, or a number for each of its tokens."""
+    return len(values) > 1 and all(isinstance(value, TensorRef) and len(value.shape) < 2 for value in values)
 
 
 def _are_talks(values: list[Any]) -> bool:
@@ -278,6 +286,34 @@ def _ragged(rows: list[Any], name: str) -> TensorRef | None:
     return TensorRef(name, dtype, (len(flat),), Inline(flat), rows=lengths, alignment="packed")
 
 
+def join(name: str, column: Iterable[TensorRef | list[Any] | None]) -> TensorRef | None:
+    """One tensor per sample, end to end along the first axis; None when they are no column.
+
+    Equally long rows are a matrix; a 0-d tensor per sample is a vector; None is an empty row.
+    """
+    refs = [TensorRef("", "", (0,), Inline([])) if value is None else value for value in column]
+    tensors = [ref for ref in refs if isinstance(ref, TensorRef)]
+    filled = [ref for ref in tensors if ref.numel] or [ref for ref in tensors if ref.dtype][:1]
+    if (
+        len(refs) != len(tensors)
+        or not filled
+        or len({(ref.dtype, ref.shape[1:], not ref.shape) for ref in filled}) > 1
+    ):
+        return None
+    first, parts = filled[0], [ref for ref in tensors if ref.numel]
+    if not first.shape:
+        return end_to_end(name, first, parts, (len(parts),)) if len(parts) == len(tensors) else None
+    lengths, tail = tuple(ref.shape[0] if ref.shape else 0 for ref in tensors), first.shape[1:]
+    if len(set(lengths)) == 1:
+        return end_to_end(name, first, parts, (len(lengths), lengths[0], *tail))
+    return end_to_end(name, first, parts, (sum(lengths), *tail)).with_(rows=lengths)
+
+
+def end_to_end(name: str, first: TensorRef, parts: Sequence[TensorRef], shape: tuple[int, ...]) -> TensorRef:
+    broken = next((part.source for part in (first, *parts) if isinstance(part.source, Unreadable)), None)
+    return TensorRef(name, first.dtype, shape, broken or Parts(tuple(part for part in parts if part.numel)))
+
+
 def _columns(samples: list[dict[Any, Any]], name: str, depth: int) -> Iterator[TensorRef]:
     """A list of dicts is a table: one field per key, a row per sample."""
     keys = list(dict.fromkeys(key for sample in samples for key in sample))
@@ -286,7 +322,8 @@ def _columns(samples: list[dict[Any, Any]], name: str, depth: int) -> Iterator[T
         path = f"{name}.{key}" if name else str(key)
         present = [sample[key] for sample in samples if sample.get(key) is not None]
         if len(present) == len(samples):
-            yield from _walk(present, path, depth + 1)
+            joined = join(path, present) if _are_rows(present) else None
+            yield from _walk(present, path, depth + 1) if joined is None else [joined]
         elif present and all(type(value) in (int, float, bool) for value in present):
             numbers = [_NAN if sample.get(key) is None else float(sample[key]) for sample in samples]
             yield TensorRef(path, "float64", (len(numbers),), Inline(numbers), sentinel=NULL)

@@ -1,8 +1,8 @@
 """Anything that holds arrays and has no dialect of its own: a state dict, a captured batch, a .npz, a folder of these.
 
 A single file is one record. In a directory every file of tensors that no dialect has claimed is one; its name, or a
-folder's above it, may say step, rank and micro-batch; where no name says a step, a number that each file holds does. Else
-micro numbers the files in the order of their names.
+folder's above it, may say step, rank and micro-batch; where no name says a step, a number that each file holds does.
+Else micro numbers the files in the order of their names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from replay_core.dumps.peeking import content_of, look, tree_of
 from replay_core.dumps.shards import whole
 from replay_core.errors import DumpError, NotADumpError
 from replay_core.file_spans import regular
-from replay_core.records import RecordKey, TensorRef
+from replay_core.records import STAGES, RecordKey, TensorRef
 
 #: In a directory a suffix says which files are worth a look; what they are, their bytes say.
 SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
@@ -62,7 +62,7 @@ def index(path: Path) -> Index:
     root = os.path.abspath(path)
     for file in _files(path):
         step, rank, micro = (place_below(root, file, part) for part in ("step", "rank", "micro"))
-        found.files.append((RecordKey(step, micro, rank, None, "tensors"), file))
+        found.files.append((RecordKey(step, micro, rank, None, _stage(root, file)), file))
     said = _steps_within(found.files)
     found.files = [(replace(key, step=said.get(file, key.step)), file) for key, file in found.files]
     found.notes.append(
@@ -72,6 +72,12 @@ def index(path: Path) -> Index:
         else "files of no known dialect: step, rank and micro are what their names and folders say, else their order"
     )
     return found
+
+
+def _stage(root: str, file: Path) -> str:
+    """What the folder of a file that names its step is called, where that is a stage of a training step."""
+    named = file.parent.name if str(file.parent) != root else ""
+    return named if named in STAGES and place_below(root, file, "step") is not None else "tensors"
 
 
 def _steps_within(entries: list[Entry]) -> dict[Path, int]:

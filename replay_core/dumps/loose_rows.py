@@ -104,7 +104,9 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
             raise DumpError("no row of the record can be read", file=str(path))
         return Fields(ragged_alike(named(fields, {})), problems)
     content = read_container(path)
-    return Fields(ragged_alike(named(flatten(content.tree), {})), (Problem(str(path), what) for what in content.problems))
+    return Fields(
+        ragged_alike(named(flatten(content.tree), {})), (Problem(str(path), what) for what in content.problems)
+    )
 
 
 DIALECT = Dialect("file", "rest", detect, index, read, grows=r"\.(?:jsonl|ndjson)$")

@@ -18,12 +18,11 @@ from msgspec import Struct
 
 from replay_core import naming
 from replay_core.budget import reading, spend_bytes
-from replay_core.dumps.columns import join
 from replay_core.dumps.containers.json_lines import NAMED_LINES, NoJsonError, decode, read_object
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.dtensor import MAX_RANKS, PARTIAL, STRIDED, laid_together, order_of_cuts
-from replay_core.dumps.fields import flatten, settled
+from replay_core.dumps.fields import flatten, join, settled
 from replay_core.dumps.native_files import read_tree
 from replay_core.dumps.stated_texts import told_in_texts
 from replay_core.errors import DumpError

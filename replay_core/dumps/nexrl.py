@@ -65,7 +65,7 @@ def detect(path: Path) -> bool:
 def _folders(path: Path) -> Iterator[Folder]:
     """Folders called as a dump point that hold step files; an empty one is normal, NexRL makes them all."""
     for folder in listing(path).folders:
-        if folder.name in STAGES and not _SHAPES.isdisjoint(folder.shapes):
+        if folder.name in STAGES and not _SHAPES.isdisjoint(folder.shapes) and any(map(_FILE.fullmatch, folder.names)):
             yield folder
 
 

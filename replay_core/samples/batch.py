@@ -584,9 +584,10 @@ class Batch:
 
         What has none is filled, with 0 or more, or with what is no number. At its own index the slots before a sample's
         first generated token are, and not that of its last; else the other way round: most samples decide, as a sure
-        token's may be 0 as well. Where that does not tell, it is at its own index if every sample's first slot is
-        filled, or the first column, and next to nothing else; and not if nothing is. None where nothing tells. Where
-        nobody says which tokens are generated, all but each sample's first are taken.
+        token's may be 0 as well. So it is where its first slot is empty and that of its last is not. Where that does
+        not tell, it is at its own index if every sample's first slot is filled, or the first column, and next to
+        nothing else; and not if nothing is. None where nothing tells. Where nobody says which tokens are generated, all
+        but each sample's first are taken.
         """
         layout, found = self.layout, dict[str, bool | None]()
         wide = [ref for ref in (() if layout is None else self.held.fields()) if self._may_be_at_own_index(ref)]
@@ -610,8 +611,12 @@ class Batch:
             prior = empty_N[own_N[np.where(has_prior, first - 2, first)]]
             own = int((before & ~behind & (prior | ~has_prior)).sum())
             other = int((behind & ~before & ((prior & has_prior) | ~empty_N[own_N[start]])).sum())
+            # Where the mask leaves out the first sampled token, too, the prompt is empty and the last token is not.
+            ended = int((~behind & ~before & empty_N[own_N[start]]).sum())
             if 2 * max(own, other) > first.size:
                 found[name] = own > other
+            elif 2 * ended > first.size:
+                found[name] = True
             elif is_sure_N.size == empty_N.size and empty_N.any() and is_sure_N[empty_N].all():
                 found[name] = False
             else:
@@ -620,8 +625,8 @@ class Batch:
 
     @cached_property
     def _is_rolled(self) -> bool:
-        """Whether the mask that is as wide as the tokens was shifted with the log-probabilities (AReaL rolls both before
-        its update): index t of all of them is about token t + 1.
+        """Whether the mask that is as wide as the tokens was shifted with the log-probabilities (AReaL rolls both
+        before its update): index t of all of them is about token t + 1.
 
         Read at its own index such a mask begins in all samples at one and the same token, the last of the template, and
         leaves out the last token of each, for which nobody has a log-probability, the engine neither.

@@ -108,8 +108,8 @@ def _of_tokens(case: Case) -> Iterator[Finding]:
     solved = solve(case, beta, bonus)
     if solved is None:
         raise Skip(
-            f"needs loss and pg_loss of {FEWEST} micro-batches, and kl_loss for the weight of the KL; the recorded tokens "
-            "make no loss"
+            f"needs loss and pg_loss of {FEWEST} micro-batches, and kl_loss for the weight of the KL; the recorded "
+            "tokens make no loss"
         )
     place = solved.batch.laid.where_record(solved.batch.columns.scalars("loss")[0].record, "loss")
     told = shown("micro-batches that tell", solved.micros)
@@ -118,7 +118,8 @@ def _of_tokens(case: Case) -> Iterator[Finding]:
         claim = f"the KL term is subtracted from the loss: it has the wrong sign (coefficient {weight:.3g})"
         cause = "the sign of the term is turned where the loss is summed up: distance from the reference is rewarded"
     elif beta and solved.kl is None:
-        claim = f"the KL term is not in the loss: the policy's part alone makes it, and the run states a coefficient of {beta:g}"
+        claim = "the KL term is not in the loss: the policy's part alone makes it, and the run states a coefficient of "
+        claim += f"{beta:g}"
         cause = "the KL is left out where the loss is summed up"
     elif beta and not 1 / WEIGHED < weight / beta < WEIGHED:
         claim = f"the KL term weighs {weight:.3g} in the loss, and the run states a coefficient of {beta:g}"

@@ -60,12 +60,13 @@ SAMPLES, SPREAD, CLOSE = 8, 1e-2, 1e-3
 
 @rule("D165", "advantages are not rewards less the greedy response's", link="advantages", scope="batch", lasts=True,
       needs=("advantages", "mask", "token_rewards|token_scores|rewards"), explains=("D04", "D05", "D28", "L08"),
-      source="ReMax (arXiv 2310.10505): the reward less that of the greedy response; verl compute_remax_outcome_advantage")  # fmt: skip
+      source="ReMax (arXiv 2310.10505): the reward less that of the greedy response; verl's "
+      "compute_remax_outcome_advantage")  # fmt: skip
 def not_less_the_baseline(batch: StepBatch) -> Finding | None:
-    """Recorded rewards of greedy responses, in a run that states ReMax or no estimator: the advantage of each response's
-    first token that counts as its reward less its baseline (to 1e-3; 8 samples, whose baselines differ). An error where
-    that makes them not, and one mistake makes all of them: the baseline is added, the sign is turned, the baseline is
-    left out, or one baseline stands for all.
+    """Recorded rewards of greedy responses, in a run that states ReMax or no estimator: the advantage of each
+    response's first token that counts as its reward less its baseline (to 1e-3; 8 samples, whose baselines differ). An
+    error where that makes them not, and one mistake makes all of them: the baseline is added, the sign is turned, the
+    baseline is left out, or one baseline stands for all.
     """
     baseline_B, algorithm = greedy_rewards_B(batch), batch.laid.algorithm
     skip_if(baseline_B is None, "needs reward_baselines")
@@ -100,7 +101,7 @@ def not_less_the_baseline(batch: StepBatch) -> Finding | None:
                 return error(
                     f"advantages are not rewards less those of the greedy responses: {what}",
                     batch.laid.where("advantages", sample=heard_B),
-                    shown("advantage of the first such sample", float(advantage_B[0]), f"{reward_B[0] - values_B[0]:.4g}"),
+                    shown("advantage of the first sample", float(advantage_B[0]), f"{reward_B[0] - values_B[0]:.4g}"),
                     shown("its reward", float(reward_B[0])),
                     shown("its greedy response's", float(values_B[0])),
                     cause="the greedy response's reward is what a prompt gives anyway: without it, or with its sign "
@@ -115,7 +116,9 @@ def _whole_rewards(batch: StepBatch, trained_N: Array, heard_B: Array) -> list[A
     for name in ("token_rewards", "token_scores"):
         column = batch.columns.of(name)
         if column is not None:
-            found.append(batch.flat.sum(np.where(column.said_N & trained_N, np.nan_to_num(column.values_N), 0.0))[heard_B])
+            found.append(
+                batch.flat.sum(np.where(column.said_N & trained_N, np.nan_to_num(column.values_N), 0.0))[heard_B]
+            )
     if batch.reward_B is not None and len(batch.reward_B) == len(heard_B):
         found.append(batch.reward_B[heard_B])
     return [each_B for each_B in found if np.isfinite(each_B).all()]

@@ -991,7 +991,8 @@ def _happens(paid: list[float], steps: int) -> bool:
 
 def _fails_for_a_while(log: RunLog, series: Series) -> Iterator[Finding]:
     """Exactly 0 in 2 steps and more in a row, with no spread where one is logged, and in no other step: in all of them
-    (4 before, 1 after) it is over a quarter of the median; not of rewards that are a few right answers each. What the reward functions give in these steps, if logged.
+    (4 before, 1 after) it is over a quarter of the median; not of rewards that are a few right answers each. What the
+    reward functions give in these steps, if logged.
     """
     points = [point for point in series.points if math.isfinite(point.value)]
     zero = [at for at, point in enumerate(points) if point.value == 0]

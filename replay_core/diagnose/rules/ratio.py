@@ -116,12 +116,13 @@ def _is_rounding(apart: Array, moved: Array) -> bool:
       source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
 def on_policy(batch: StepBatch) -> Finding | None:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
-    first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise (in a hundredth of the tokens, or
-    0.002 nats on average), is a warning; above 0.2, what clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
-    average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
-    with other weights; where it is all micro-batches (3 and more) but the first of the update, the optimizer steps
-    between them (an error). Where the first sample of every pack agrees and no later one does, samples see each other.
-    Where the first forward agrees with the engine, and the old ones with neither, it is these that are wrong.
+    first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise (in a hundredth of the tokens,
+    or 0.002 nats on average), is a warning; above 0.2, what clipping cuts off, an error (in a hundredth of the tokens
+    and more, and in a tenth of the rows or by a nat on average in those that it is in). Where all that is off is on
+    some ranks, and they are off as a whole, these compute with other weights; where it is all micro-batches (3 and
+    more) but the first of the update, the optimizer steps between them (an error). Where the first sample of every pack
+    agrees and no later one does, samples see each other. Where the first forward agrees with the engine, and the old
+    ones with neither, it is these that are wrong.
     Later updates move the ratio on purpose; so does a later pass that is a step of its own, whose samples and old
     log-probabilities an earlier step holds to the last bit. Skipped where a batch is recorded whole, without its
     mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.

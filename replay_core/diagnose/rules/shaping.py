@@ -140,8 +140,9 @@ def _is_none(batch: StepBatch, rewards: Column, y: Array, both_N: Array, stated:
       source="verl apply_kl_penalty (kl_ctrl, kl_penalty), OpenRLHF init_kl_coef")  # fmt: skip
 def kl_in_rewards_stated(case: Case) -> Finding | None:
     """Token rewards less token scores (or, of returns without a critic, what each has more than the next token's, but
-    for the last), in 2 steps and more, as -beta KL of policy and reference over the tokens that count: an error where beta is one number in all of them (to 2 %) and more than 5 % off the coefficient that the run
-    states for a KL in its rewards; and where the run states an estimator (k1, k2, k3, |log r|) and another alone
+    for the last), in 2 steps and more, as -beta KL of policy and reference over the tokens that count: an error where
+    beta is one number in all of them (to 2 %) and more than 5 % off the coefficient that the run states for a KL in its
+    rewards; and where the run states an estimator (k1, k2, k3, |log r|) and another alone
     makes them; or where nothing is subtracted at all; and where a KL is, and the run states that none is
     (`use_kl_in_reward`). Silent where the controller is adaptive: by its type, and without
     one by its target.
@@ -160,10 +161,10 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
         policy, ref = batch.trainer, batch.columns.of("ref_logprobs")
         if policy is None or ref is None or batch.trained_N is None:
             continue
-        told = _penalised(batch)
-        if told is None:
+        penalised = _penalised(batch)
+        if penalised is None:
             continue
-        rewards, scored_N, said_N = told
+        rewards, scored_N, said_N = penalised
         both_N = batch.pair(policy, ref) & said_N
         y = (rewards.values_N - scored_N)[both_N]
         apart = float(np.abs(policy.values_N - ref.values_N)[both_N].max(initial=0.0))

@@ -122,7 +122,7 @@ def logged_kl(batch: StepBatch, fewest: int = 2) -> tuple[Logged, Array, Array, 
     """A batch's KL losses by micro-batch, and what they are made of: log-probabilities of policy and reference [N], 0
     where either has none, and where both have one. None for fewer than so many micro-batches, or without one of them.
     """
-    logged = logged_of(batch, "kl_loss", "kl", fewest=fewest)
+    logged = logged_of(batch, "kl_loss", "kl", "kl_penalty", fewest=fewest)
     policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
     if logged is None or policy is None or ref is None:
         return None

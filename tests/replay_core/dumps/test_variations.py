@@ -86,4 +86,17 @@ def test_what_is_there_once_an_update_is_no_hole_of_its_micro_batches(tmp_path: 
             save_file(tmp_path / "norms" / f"step_{step}_rank0_micro{micro}.pt", {"grad_norm": torch.ones(())})
     assert opened(tmp_path).problems == []
     (tmp_path / "norms" / "step_1_rank0_micro3.pt").rename(tmp_path / "norms" / "step_1_rank0_micro4.pt")
-    assert [problem.what for problem in opened(tmp_path).problems][-1:] == ["step 2 tensors: micro 2, 4 of rank 0 is missing"]
+    assert [problem.what for problem in opened(tmp_path).problems][-1:] == [
+        "step 2 tensors: micro 2, 4 of rank 0 is missing"
+    ]
+
+
+def test_folders_called_as_stages_are_no_nexrl_tree_where_no_file_is_called_as_its(tmp_path: Path) -> None:
+    for micro in range(2):
+        save_file(tmp_path / "forward_data" / f"step_1_rank0_micro{micro}.pt", {"log_probs": torch.ones(2, 3)})
+        save_file(tmp_path / "loss" / f"step_1_rank0_micro{micro}.pt", {"loss": torch.ones(())})
+    run = opened(tmp_path)
+    assert run.dialect == "file"
+    assert [(one.key.step, one.key.rank, one.key.micro, one.key.stage) for one in run.records] == [
+        (1, 0, 0, "forward_data"), (1, 0, 0, "loss"), (1, 0, 1, "forward_data"), (1, 0, 1, "loss"),
+    ]  # fmt: skip
