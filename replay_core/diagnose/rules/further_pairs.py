@@ -13,7 +13,15 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import given, rule, skip_if
-from replay_core.diagnose.rules.pair_rows import LOSSES, REWARDS, Pairs, dpo_loss, micro_batches, numbers_of_pairs, steps_of_pairs
+from replay_core.diagnose.rules.pair_rows import (
+    LOSSES,
+    REWARDS,
+    Pairs,
+    dpo_loss,
+    micro_batches,
+    numbers_of_pairs,
+    steps_of_pairs,
+)
 from replay_core.errors import RldbgError
 from replay_core.records import Record
 from replay_core.regexes import regex

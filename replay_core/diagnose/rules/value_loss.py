@@ -374,9 +374,7 @@ def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef | None] | Non
     return float(pages.array(loss).reshape(-1)[0]), values, returns
 
 
-def _beside_policy(
-    fields: list[TensorRef], loss: float | None
-) -> tuple[float, TensorRef, TensorRef | None] | None:
+def _beside_policy(fields: list[TensorRef], loss: float | None) -> tuple[float, TensorRef, TensorRef | None] | None:
     """The critic's loss, new values and returns of a micro-batch that policy and critic share: each is told by a name
     that the policy has none of.
     """
