@@ -308,8 +308,8 @@ class ValueRows(Struct, frozen=True):
     """Of its rows as they are stored, padding and prompts included; 0 where they are packed."""
     record: Record
     may_be_later: bool = False
-    """Whether nothing says that no update of the batch lies before it: it has no number of an epoch or a mini-batch, and
-    is not the first."""
+    """Whether nothing says that no update of the batch lies before it: it has no number of an epoch or a mini-batch,
+    and is not the first."""
 
 
 def value_rows(batch: StepBatch) -> Iterator[ValueRows]:

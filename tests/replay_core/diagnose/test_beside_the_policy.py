@@ -53,8 +53,9 @@ def _run(folder: Path, loss: str = "right", *, steps: int = 4, first_values: flo
                            returns=returns[rows], old_values=old[rows], values=new)  # fmt: skip
                     near = old[rows] + (new - old[rows]).clamp(-CLIP, CLIP)
                     plain, cut = (new - returns[rows]) ** 2, (near - returns[rows]) ** 2
-                    each = {"right": torch.maximum(plain, cut), "least": torch.minimum(plain, cut),
-                            "between": torch.maximum(plain, (new.clamp(-CLIP, CLIP) - returns[rows]) ** 2)}[loss]  # fmt: skip
+                    between = (new.clamp(-CLIP, CLIP) - returns[rows]) ** 2
+                    least, greater = torch.minimum(plain, cut), torch.maximum(plain, cut)
+                    each = {"right": greater, "least": least, "between": torch.maximum(plain, between)}[loss]
                     mean = (0.5 * each.double() * mask[rows]).sum() / mask[rows].sum()
                     record("loss", micro=micro, vf_loss=float(mean))
     return folder

@@ -101,7 +101,7 @@ def _run(folder: Path, how: str, laid: str, rule: str = "D143") -> Finding | Non
             drawn = _Drawn(step)
             with recorder.step(step) as record:
                 record("forward_data", micro=0, **_fields(laid, drawn, kind in ("hinge", "sigmoid")))
-                more = {"nll_loss": float(drawn.nll)} if kind in ("cpo", "orpo") else {}
+                more: dict[str, Any] = {"nll_loss": float(drawn.nll)} if kind in ("cpo", "orpo") else {}
                 record("loss", micro=0, loss=float(_loss(how, drawn)), **more)
     return of(look(folder, rule), rule)
 
