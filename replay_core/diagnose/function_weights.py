@@ -93,8 +93,8 @@ def paid_instead(log: RunLog, right: Series) -> Series | None:
 def stated_weights(algorithm: Algorithm, names: Sequence[str], *, in_order: bool) -> Array | None:
     """The weights that a run states for these reward functions [F], by their names, or one for all.
 
-    in_order: whether the names stand in the order in which weights are stated, where these have no names. Else a list of
-    the functions' names that the run states, too, tells it.
+    in_order: whether the names stand in the order in which weights are stated, where these have no names. Else a list
+    of the functions' names that the run states, too, tells it.
     """
     import numpy as np
 
@@ -105,9 +105,9 @@ def stated_weights(algorithm: Algorithm, names: Sequence[str], *, in_order: bool
         return np.array([float(said[name]) for name in own]) if set(said) == set(own) else None
     listed = algorithm.value("reward_funcs", "reward_functions")
     if isinstance(said, list) and isinstance(listed, list) and not in_order and len(listed) == len(said):
-        own = [_PREFIX.sub("", name) for name in names]
-        if sorted(map(str, listed)) == sorted(own):
-            return np.array([float(said[listed.index(name)]) for name in own])
+        bare = [_PREFIX.sub("", name) for name in names]
+        if sorted(map(str, listed)) == sorted(bare):
+            return np.array([float(said[listed.index(name)]) for name in bare])
     if isinstance(said, list) and len(said) == len(names) and (len(set(said)) == 1 or in_order):
         return np.array(said, dtype=np.float64)
     return None

@@ -57,10 +57,8 @@ def one_batch(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
     if "input_ids" not in both or any((ref.canonical or ref.name) == "input_ids" for ref in fields):
         return fields
     prompts = _prompts(fields, both)
-    made = []
-    for name in sorted(_OF_TOKENS & set(both), key=lambda name: name != "input_ids"):
-        if (ref := _joined(name, both[name])) is not None:
-            made.append(ref)
+    names = sorted(_OF_TOKENS & set(both), key=lambda name: name != "input_ids")
+    made = [joined for name in names if (joined := _joined(name, both[name])) is not None]
     if prompts is not None:
         # Answers without their prompts, which stand beside them once.
         parts = {"input_ids": "response_ids", "attention_mask": "response_mask"}
@@ -71,8 +69,7 @@ def one_batch(fields: Sequence[TensorRef]) -> Sequence[TensorRef]:
         counts = (pages.array(labels) != IGNORED).astype(np.int64)
         made.append(_made(labels, "loss_mask", counts).with_(dtype="int64"))
     own = {ref.canonical for ref in made}
-    rest = [ref for ref in fields if sides_of(ref.name) is None and (ref.canonical or ref.name) not in own]
-    return [*made, *rest]
+    return [*made, *(ref for ref in fields if sides_of(ref.name) is None and (ref.canonical or ref.name) not in own)]
 
 
 def _prompts(fields: Sequence[TensorRef], both: dict[str, tuple[TensorRef, TensorRef]]) -> list[TensorRef] | None:

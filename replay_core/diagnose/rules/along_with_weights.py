@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def _scaled_anew(series: list[_Told]) -> Finding | None:
     ordered = sorted(series, key=lambda each: each.step)
     if len(ordered) < 3 or not ordered[0].value > 1:
         return None
-    for before, one in zip(ordered[:-1], ordered[1:], strict=True):
+    for before, one in pairwise(ordered):
         if one.step - before.step != 1 or not before.value > 0 or one.value != ordered[0].value:
             continue
         if one.value >= LEAP * before.value:

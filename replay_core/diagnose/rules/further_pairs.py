@@ -383,7 +383,7 @@ def _of_scores(scored: list[_ScoredPair], whose: str) -> Finding | None:
     less = [float(np.logaddexp(0.0, -(one.apart - (0 if one.margin is None else one.margin))).mean()) for one in scored]
     if _makes(right, losses) or _makes(less, losses):
         return None
-    ways = (
+    ways: tuple[_Formula, ...] = (
         _Formula([float(np.logaddexp(0.0, one.apart).mean()) for one in scored],
              "of the scores turned around: the worse answer is to be scored higher",
              "chosen and rejected are swapped where the batch is joined or split, or the difference is negated"),

@@ -173,8 +173,12 @@ def of_the_last(case: Case) -> Finding | None:
         Where(step=key.step, micro=key.micro, stage=key.stage, tensor=embedding.name, path=str(record.path)),
         shown("updates that show it", len(told), "0"),
         shown("updates that tell", looked),
-        shown("first: tokens of earlier micro-batches whose rows are "
-              + ("those of tokens that none holds" if tied else "0"), listed(tokens, 6), "none"),
+        shown(
+            "first: tokens of earlier micro-batches whose rows are "
+            + ("those of tokens that none holds" if tied else "0"),
+            listed(tokens, 6),
+            "none",
+        ),
         cause="zero_grad() is called before every backward instead of once an update, or the backend keeps what a "
         "backward gives only at its accumulation boundary (DeepSpeed: set_gradient_accumulation_boundary): an update "
         "learns from one micro-batch of its mini-batch",

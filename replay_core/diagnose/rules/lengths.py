@@ -30,10 +30,10 @@ def _lengths_B(batch: StepBatch) -> Array:
       source="ignore_eos, an end token that the engine does not know, min_tokens as large as the limit")  # fmt: skip
 def never_ends(batch: StepBatch) -> Finding | None:
     """All responses of a batch (16 and more) have one length, of 4 tokens and more, and no token ends more than .6 of
-    them: a warning, where half of the steps are so. Answers of one length that end by themselves end on one token, the end token. Silent where D20
-    knows of each that it was cut off. An error where the stated end token stands inside of half the responses that hold
-    it (4 and more), and the tokens behind it were sampled and count; where none is stated, what most responses end on
-    that the dump says are not cut off, and all are of one length.
+    them: a warning, where half of the steps are so. Answers of one length that end by themselves end on one token, the
+    end token. Silent where D20 knows of each that it was cut off. An error where the stated end token stands inside of
+    half the responses that hold it (4 and more), and the tokens behind it were sampled and count; where none is stated,
+    what most responses end on that the dump says are not cut off, and all are of one length.
     """
     if batch.is_passed_over:
         batch = batch.once

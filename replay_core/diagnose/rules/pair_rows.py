@@ -284,7 +284,8 @@ def _summed(
         of = "ref" if ref.canonical in _OF_REF else "policy" if ref.canonical == "policy_logprobs" else None
         if of is None and ref.canonical == "rollout_logprobs" and ref.name.startswith(("log", "policy")):
             of = "policy"
-        of = of or ("ref" if (said := _WHOLE.search(ref.name)) and said["of"] else "policy" if said else None)
+        whole = _WHOLE.search(ref.name)
+        of = of or (None if whole is None else "ref" if whole["of"] else "policy")
         if of is None or not ref.shape or ref.shape[0] != ids.shape[0] or len(ref.shape) > 2 or ref.rows is not None:
             continue
         values = np.asarray(pages.array(ref), dtype=np.float64)

@@ -154,7 +154,7 @@ def _said(records: list[Record]) -> _Said | None:
     total = -float(np.where(counts, values, 0.0).sum())
     attention = refs.get("attention_mask")
     attended = int((pages.array(attention[1]) != 0).sum()) if attention is not None else ids.numel
-    name, (record, ref) = holder
+    _, (record, ref) = holder
     loss = float(np.asarray(pages.array(ref)).reshape(-1)[0])
     items = next((float(np.asarray(pages.array(refs[each][1])).reshape(-1)[0]) for each in _ITEMS
                   if each in refs and refs[each][1].numel == 1), None)  # fmt: skip

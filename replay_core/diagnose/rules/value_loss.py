@@ -308,8 +308,8 @@ class ValueRows(Struct, frozen=True):
     """Of its rows as they are stored, padding and prompts included; 0 where they are packed."""
     record: Record
     may_be_later: bool = False
-    """Whether nothing says that no update of the batch lies before it: it has no number of an epoch or a mini-batch, and
-    is not the first."""
+    """Whether nothing says that no update of the batch lies before it: it has no number of an epoch or a mini-batch,
+    and is not the first."""
 
 
 def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
@@ -374,9 +374,7 @@ def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef | None] | Non
     return float(pages.array(loss).reshape(-1)[0]), values, returns
 
 
-def _beside_policy(
-    fields: list[TensorRef], loss: float | None
-) -> tuple[float, TensorRef, TensorRef | None] | None:
+def _beside_policy(fields: list[TensorRef], loss: float | None) -> tuple[float, TensorRef, TensorRef | None] | None:
     """The critic's loss, new values and returns of a micro-batch that policy and critic share: each is told by a name
     that the policy has none of.
     """

@@ -94,12 +94,49 @@ def test_rows_that_teach_nothing_have_no_gradient_and_tell_nothing(tmp_path: Pat
     assert _run(tmp_path / "d", "update", still=True) is None
 
 
-@pytest.mark.parametrize(("keyed", "each", "tied"), [(False, False, False), (True, True, False), (True, False, True)])
-def test_what_cannot_tell_says_nothing(keyed: bool, each: bool, tied: bool, tmp_path: Path) -> None:
-    assert _run(tmp_path / "d", "micro", keyed=keyed, each=each, tied=tied) is None
+@pytest.mark.parametrize(("keyed", "each"), [(False, False), (True, True)])
+def test_what_cannot_tell_says_nothing(keyed: bool, each: bool, tmp_path: Path) -> None:
+    assert _run(tmp_path / "d", "micro", keyed=keyed, each=each) is None
+
+
+def test_a_tied_head_hides_nothing(tmp_path: Path) -> None:
+    assert _run(tmp_path / "micro", "micro", tied=True) is not None
+    assert _run(tmp_path / "update", "update", tied=True) is None
 
 
 @pytest.mark.parametrize(("cleared", "is_told"), [("micro", True), ("update", False)])
 def test_a_step_of_one_update_needs_no_name_of_its_mini_batch(cleared: str, is_told: bool, tmp_path: Path) -> None:
     found = _run(tmp_path / "d", cleared, keyed=False, one=True)
     assert (found is not None) == is_told
+
+
+def _tied_demonstrations(folder: Path, cleared: str, *, tied: bool = True) -> Finding | None:
+    """Labels of a supervised run, over a vocabulary of which each micro-batch holds a small part."""
+    torch.manual_seed(5)
+    table, mix = torch.randn(300, 16), torch.randn(16, 16) * 0.3
+    head = table if tied else torch.randn(300, 16)
+    with Recorder(folder) as recorder:
+        for step in range(3):
+            table, head = table.detach().requires_grad_(), head.detach().requires_grad_()
+            head = table if tied else head
+            with recorder.step(step) as record:
+                for micro in range(3):
+                    ids = torch.randint(1, 300, (2, 12))
+                    if cleared == "micro":
+                        table.grad = None
+                    every = (torch.tanh(table[ids[:, :-1]] @ mix) @ head.T).log_softmax(-1)
+                    own = every.gather(-1, ids[:, 1:, None])[..., 0]
+                    (-own.mean() / 3).backward()
+                    record("forward_data", micro=micro, input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids,
+                           log_probs=own.detach())  # fmt: skip
+                assert table.grad is not None
+                record("gradient", **{"grad.embed_tokens.weight": table.grad.clone()})
+    return of(look(folder, "D139"), "D139")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_heads_and_demonstrations_tell_a_gradient_of_the_last_micro_batch(tied: bool, tmp_path: Path) -> None:
+    found = _tied_demonstrations(tmp_path / "micro", "micro", tied=tied)
+    assert found is not None
+    assert found.severity == "error"
+    assert _tied_demonstrations(tmp_path / "update", "update", tied=tied) is None
