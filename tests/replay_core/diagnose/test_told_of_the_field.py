@@ -12,6 +12,7 @@ from replay_core.diagnose.signal_names import named
 from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
 from replay_core.dumps.console_lines import console_line
+from replay_core.dumps.told_lines import key_of
 from replay_core.errors import RldbgError
 from tests.replay_core.diagnose.logs import diagnosed, diagnosed_path, only, told, verl, worrying, written
 
@@ -110,6 +111,12 @@ def test_zeros_for_want_of_a_score_lead_and_ray_says_how_often(tmp_path: Path, l
     few = [verl([{}], n + 1).strip() for n in range(80)]
     few.insert(40, f"(RewardWorker pid=4411) {once}")
     assert "L73" not in _ids(tmp_path, "\n".join(few) + "\n")
+
+
+def test_a_score_that_is_no_0_is_no_zero() -> None:
+    for line in ("format is right: returning reward 0.5", "score set to 0.25 by the length penalty"):
+        assert key_of(line) is None
+    assert key_of("no answer: returning reward 0.0") == "rewards.zeroed"
 
 
 def test_steps_whose_answers_all_earn_one_reward_explain_their_loss_of_0(tmp_path: Path) -> None:
