@@ -419,7 +419,9 @@ def _log(path: Path) -> _Log:
     if (to_update := updates.numbered()) is not None and not (said or log.iterations or log.counted):
         # What is said of a rollout is of its first update, and stands beside that one's figures.
         log.number_on(told_rows, to_update, over=True)
-        told_rows = [(at, None if step is None else to_update(at, step), *rest) for at, step, *rest in told_rows]
+        told_rows = [
+            (at, None if step is None else to_update(at, step), values, rank) for at, step, values, rank in told_rows
+        ]
         rows = [replace(row, step=to_update(row.line, row.step)) for row in rows]
         log.notes.append("rollouts are numbered as the first of their updates")
     # What a stream logs beside steps that it numbers goes on from the last of them.

@@ -190,7 +190,8 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      r"(?:0(?:\.0+)?|zero)(?![.\d]*\d)"
      r"|\b(?:return(?:ing|ed)?|us(?:ing|es?)|assign(?:ing|ed)|fall(?:ing)? back to"
      r"|scor(?:ing|ed) (?:it |them )?(?:as )?)"
-     r"\s?(?:a )?(?:(?:reward|score)s? (?:of |= ?)?(?:0(?:\.0+)?|zero)(?![.\d]*\d)|(?:0(?:\.0+)?|zero) (?:reward|score)\b))",
+     r"\s?(?:a )?(?:(?:reward|score)s? (?:of |= ?)?(?:0(?:\.0+)?|zero)(?![.\d]*\d)"
+     r"|(?:0(?:\.0+)?|zero) (?:reward|score)\b))",
      ("reward to 0", "reward as 0", "reward 0", "score to 0", "score as 0", "setting all as 0", "reward=0",
       "defaulting to 0", "treating as incorrect", "sample as invalid", "set to 0", "set to zero", "defaulted to 0",
       "back to 0", "reward of 0", "score of 0", "0 reward", "0.0 reward", "zero reward", "0 score", "0.0 score",

@@ -391,3 +391,10 @@ def test_bars_of_an_evaluation_number_no_step_of_training(tmp_path: Path) -> Non
         lines.append(str({"loss": _wave(n, 0.1), "reward": 0.3, "epoch": n / 40}))
         lines.append(f" {n % 10}0%|█▏        | {n % 10 + 1}/12 [00:11<29:02, 44.69s/it]")
     assert open_run(written(tmp_path, "\n".join(lines))).notes
+
+
+def test_a_validations_line_between_bars_names_what_it_is_of() -> None:
+    step, values = console_line("valid | it 20 | strict acc 0.031 | len 9.4")
+    assert (step, values) == (20, {"eval/strict acc": 0.031, "eval/len": 9.4})
+    assert (strict := named("eval/strict acc")) is not None
+    assert strict.signal == "held_out"
