@@ -801,7 +801,7 @@ def named(raw: str, trl: bool = False) -> Name | None:
     if bare != raw and (found := _names().get(bare)) is not None:
         return found
     if _ASIDE.match(raw):
-        if _HELD_OUT.match(raw):
+        if _HELD_OUT.match(raw.replace(" ", "_")):
             return None if _LESS_IS_BETTER.search(raw) else Name("held_out")
         if _HELD_LENGTH.match(raw):
             return Name("held_out_length")

@@ -71,6 +71,8 @@ class TrainerLine(Struct, frozen=True):
     rank: int | None = None
     stamp: str = ""
     """The clock that a container's runtime has put before it."""
+    bar: str = ""
+    """The last bar that was drawn on the line before it, and wiped away."""
 
 
 def is_text(head: bytes) -> bool:
@@ -104,16 +106,19 @@ def lines_of(path: Path) -> Iterator[TrainerLine]:
             text, stamp = raw.translate(None, b"\0").decode(errors="replace"), ""
             if stamped and (found := _STAMP.match(text)) is not None:
                 text, stamp = text[found.end() :], found[1]
-            pieces = text.split("\r")
+            pieces, bar = text.rstrip("\r\n\t ").split("\r"), ""
             for at, piece in enumerate(pieces):
                 # A bar that is drawn again says what the next one says.
-                if not piece.strip() or (at + 1 < len(pieces) and _DRAWN.match(piece)):
+                if at + 1 < len(pieces) and _DRAWN.match(piece):
+                    bar = piece
+                    continue
+                if not piece.strip():
                     continue
                 label = _LABEL.match(piece) if labelled else None
                 line = line_of(number, piece[label.end() :] if label else piece)
                 if label is not None:
                     line = replace(line, stream=f"{label[1]}:{line.stream}")
-                yield replace(line, stamp=stamp) if stamp else line
+                yield replace(line, stamp=stamp, bar=bar) if stamp or bar else line
             number += raw.endswith(b"\n")
 
 

@@ -11,6 +11,8 @@ validation, of data and of weights that are loaded are short, and drawn again an
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from msgspec import Struct
 
 from replay_core.dumps.log_lines import TrainerLine
@@ -111,10 +113,66 @@ class HowFar(Struct, frozen=True):
     """The longest one of the log."""
 
 
-def step_of_bar(text: str) -> int | None:
-    """The step of a training's bar that a line begins with; None of any other line."""
+def step_of_bar(text: str) -> tuple[int, int] | None:
+    """The step of a training's bar that a line begins with, and of how many; None of any other line."""
     bar = _BAR.match(text[:_LONGEST].lstrip()) if "|" in text else None
-    return None if bar is None or _NO_TRAINING.search(bar["label"]) else int(bar["at"])
+    return None if bar is None or _NO_TRAINING.search(bar["label"]) else (int(bar["at"]), int(bar["of"]))
+
+
+class BarredSteps:
+    """The steps that bars have for rows that number none: a bar on the row's own line, one that was drawn before it and
+    wiped away, or the next one behind it.
+
+    steps = BarredSteps()
+    for line in lines: steps.hear(line), and steps.take(line, counted) of a row
+    steps.told()        # {counted step: step}; empty where a row has none, or bars are of several totals, or fall
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, tuple[int, int]] | None = {}
+        #: The row that has no bar yet, and its stream; whether the rows are those of one stream.
+        self._open: tuple[int, str] | None = None
+
+    def take(self, line: TrainerLine, counted: int) -> None:
+        """A row of metrics that numbers no step."""
+        if self._steps is None:
+            return
+        if self._open is not None and self._open[0] != counted:
+            self.give_up()
+            return
+        bar = step_of_bar(line.text) or step_of_bar(line.bar)
+        if bar is None:
+            self._open = (counted, line.stream) if counted not in self._steps else None
+        elif self._steps.setdefault(counted, bar) != bar:
+            self.give_up()
+
+    def hear(self, line: TrainerLine) -> None:
+        """Any other line."""
+        if self._open is not None and line.stream == self._open[1] and (bar := step_of_bar(line.text)) is not None:
+            if self._steps is not None:
+                self._steps[self._open[0]] = bar
+            self._open = None
+
+    def give_up(self) -> None:
+        """A row says its step itself, or has no bar."""
+        self._steps, self._open = None, None
+
+    def begin_at(self, counted: int) -> None:
+        """Leave out the rows before."""
+        if self._steps is not None:
+            self._steps = {step - counted: bar for step, bar in self._steps.items() if step >= counted}
+
+    def told(self) -> dict[int, int]:
+        """The step by counted one."""
+        steps = dict(sorted((self._steps or {}).items()))
+        if self._open is not None and len(steps) > 1:
+            # Behind the last row of a run that was ended no bar is drawn any more.
+            (one, of), (other, _) = [*steps.values()][-2:]
+            steps[self._open[0]] = other + other - one, of
+        numbers = [at for at, _ in steps.values()]
+        rise = all(one < other for one, other in pairwise(numbers))
+        one_bar = len({of for _, of in steps.values()}) == 1
+        return {step: at for step, (at, _) in steps.items()} if rise and one_bar else {}
 
 
 def is_other_bar(text: str) -> bool:

@@ -11,7 +11,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRESS, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
-from replay_core.dumps.log_progress import StepsSaid, is_other_bar, step_of_bar
+from replay_core.dumps.log_progress import BarredSteps, StepsSaid, is_other_bar
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.log_stages import (
     Runs,
@@ -200,12 +200,6 @@ def _numbered(step: int | None, steps: dict[int, int]) -> int | None:
     return None if step is None else steps.get(step, step)
 
 
-def _rising(barred: dict[int, int]) -> dict[int, int]:
-    """The steps of the bars by counted step, where they rise: of a run that began again they do not."""
-    steps = [barred[step] for step in sorted(barred)]
-    return barred if all(one < other for one, other in pairwise(steps)) else {}
-
-
 def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         if (path.suffix not in _OTHERS or _is_misnamed(path)) and _is_log(
@@ -261,8 +255,8 @@ def _log(path: Path) -> _Log:
     told_of: set[str] = set()
     #: By stream, the steps that its own lines number.
     named: dict[str, set[int]] = {}
-    #: The bar's step by counted step; None once a line has no such bar, or numbers its own.
-    barred: dict[int, int] | None = {}
+    #: The bar's step by counted step.
+    barred = BarredSteps()
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
     heads: dict[str, list[str]] = {}
     notebook: NotebookSteps | None = NotebookSteps()
@@ -293,6 +287,8 @@ def _log(path: Path) -> _Log:
                 log.add(last, times, line.rank, line.number)
             continue
         step, values = metric_line(line.text)
+        if not values:
+            barred.hear(line)
         in_table = in_panel = False
         if not values and (names := table_head(line.text)):
             heads[line.stream] = names
@@ -332,11 +328,10 @@ def _log(path: Path) -> _Log:
                     unnumbered.add(line.stream)
                 following = counted.get(line.stream, 0)
                 step = max(following - 1, 0) if is_aside(values) else following
-                if barred is not None and not is_aside(values):
-                    bar = step_of_bar(line.text)
-                    barred = None if bar is None or barred.setdefault(step, bar) != bar else barred
+                if not is_aside(values):
+                    barred.take(line, step)
             else:
-                barred = None
+                barred.give_up()
                 updates.take(line.number, line.text, step)
                 if line.stream in unnumbered and "step:" in line.text and NUMBERED.search(line.text):
                     # What SkyRL logs of an update without a number is of the step whose mapping follows.
@@ -424,7 +419,9 @@ def _log(path: Path) -> _Log:
     if (to_update := updates.numbered()) is not None and not (said or log.iterations or log.counted):
         # What is said of a rollout is of its first update, and stands beside that one's figures.
         log.number_on(told_rows, to_update, over=True)
-        told_rows = [(at, None if step is None else to_update(at, step), *rest) for at, step, *rest in told_rows]
+        told_rows = [
+            (at, None if step is None else to_update(at, step), values, rank) for at, step, values, rank in told_rows
+        ]
         rows = [replace(row, step=to_update(row.line, row.step)) for row in rows]
         log.notes.append("rollouts are numbered as the first of their updates")
     # What a stream logs beside steps that it numbers goes on from the last of them.
@@ -434,7 +431,7 @@ def _log(path: Path) -> _Log:
     if log.counted and not (said or log.iterations or notebook_told) and len(unnumbered) == 1:
         if (stage := paid_stage(rows, _not_finite(told_rows))) is not None:
             log.leave_out_before(stage, 0)
-            barred = {step - stage.step: bar for step, bar in (barred or {}).items() if step >= stage.step}
+            barred.begin_at(stage.step)
             last = None if last is None else last - stage.step
             rows = [row for row in rows if row.line >= stage.line]
         if anew := begins_anew(rows):
@@ -445,7 +442,7 @@ def _log(path: Path) -> _Log:
             last = runs.numbered_on()(sys.maxsize, last)
         elif begins == 0:
             log.keep_not_finite(told_rows)
-    if barred and not (said or log.iterations) and (to := _rising(barred)):
+    if not (said or log.iterations) and (to := barred.told()):
         log.number(to)
         last = to.get(last, last) if last is not None else None
     if not (said or log.metrics or log.iterations) and _are_batches(epochs):

@@ -186,10 +186,12 @@ LINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("rewards.zeroed", _NOT_IN_TIME + r".*(?:\b(?:assigning|setting|set) (?:the )?(?:final )?(?:reward|score)s? "
      r"(?:to|as|=)? ?0(?:\.0+)?\b|\bsetting all as 0\b|; ?reward ?= ?0\b|\bdefaulting to 0(?:\.0+)?\b"
      r"|treating as incorrect\b|marking sample as invalid|\bterminating with reward 0\b"
-     r"|\b(?:reward|score)s? (?:is |are |was |were )?(?:set|defaulted|fell back|falls back) to (?:0(?:\.0+)?|zero)\b"
+     r"|\b(?:reward|score)s? (?:is |are |was |were )?(?:set|defaulted|fell back|falls back) to "
+     r"(?:0(?:\.0+)?|zero)(?![.\d]*\d)"
      r"|\b(?:return(?:ing|ed)?|us(?:ing|es?)|assign(?:ing|ed)|fall(?:ing)? back to"
      r"|scor(?:ing|ed) (?:it |them )?(?:as )?)"
-     r"\s?(?:a )?(?:(?:reward|score)s? (?:of |= ?)?(?:0(?:\.0+)?|zero)|(?:0(?:\.0+)?|zero) (?:reward|score))\b)",
+     r"\s?(?:a )?(?:(?:reward|score)s? (?:of |= ?)?(?:0(?:\.0+)?|zero)(?![.\d]*\d)"
+     r"|(?:0(?:\.0+)?|zero) (?:reward|score)\b))",
      ("reward to 0", "reward as 0", "reward 0", "score to 0", "score as 0", "setting all as 0", "reward=0",
       "defaulting to 0", "treating as incorrect", "sample as invalid", "set to 0", "set to zero", "defaulted to 0",
       "back to 0", "reward of 0", "score of 0", "0 reward", "0.0 reward", "zero reward", "0 score", "0.0 score",

@@ -23,7 +23,8 @@ LOST = 0.15
 def overfits(log: RunLog) -> Finding | None:
     """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
     .15 of its first level (medians of 3), while the reward of training rises: a warning. One of .2 and more that falls
-    in every evaluation after its best (4 of 5 and more) to a tenth of it is an error. So it is where it is lost: a
+    in every evaluation after its best (4 of 5 and more) to a tenth of it is an error, and so is one of which a quarter
+    and less is left in all of 5 and more behind it. So it is where it is lost: a
     result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
     and more. Of demonstrations: a validation's loss that is .15 and more above its least in each of the last 2 of 5
     evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning; of
@@ -137,6 +138,8 @@ def _broken(log: RunLog) -> Finding | None:
 
 #: Evaluations that make a loss, the result that is lost, and what is left of it in the last two.
 EVALUATIONS, ONCE, GONE = 5, 0.2, 0.1
+#: What is left of it in every evaluation behind the best, where it is lost from one to the next and wavers at nothing.
+AT_ONCE = 0.25
 
 
 def _gone(log: RunLog, reward: Series) -> Finding | None:
@@ -152,7 +155,8 @@ def _gone(log: RunLog, reward: Series) -> Finding | None:
         after = values[values.index(most) :] if values else []
         if len(values) < EVALUATIONS or most < ONCE or len(after) < 4 or max(after[-2:]) > GONE * most:
             continue
-        if any(b > a for a, b in pairwise(after)):
+        at_once = len(after) > EVALUATIONS and max(after[1:]) <= AT_ONCE * most
+        if any(b > a for a, b in pairwise(after)) and not at_once:
             continue
         return error(
             f"{series.name} falls from {most:.3g} to {after[-1]:.3g} while {reward.name} rises{_longer(log)}: the "

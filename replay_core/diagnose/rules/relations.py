@@ -148,7 +148,7 @@ def _taught_anew(log: RunLog) -> Finding | None:
         way = earlier[0] - earlier[-1] if len(earlier) > 1 else begun - before
         if earlier and later and later[0] - earlier[-1] < _KEEPS * max(way, 0.0) + noise:
             return None  # the weights know what they did: these demonstrations are others
-    elif step is None or not _goes_the_same_way(loss, step):
+    elif step is None or not _goes_the_same_way(loss, step, NEAR):
         return None
     return warning(
         f"the run starts again at step {step}: {loss.name} goes from {before:.3g} to {after:.3g} within one step, "
@@ -167,7 +167,7 @@ def _taught_anew(log: RunLog) -> Finding | None:
 SAME_WAY = 0.25
 
 
-def _goes_the_same_way(series: Series, step: int) -> bool:
+def _goes_the_same_way(series: Series, step: int, near: float = SAME_WAY) -> bool:
     """Whether what follows a step goes the way of the first steps once more, from where they began, for as long as both
     last: from other prompts nothing goes the same way.
     """
@@ -179,7 +179,7 @@ def _goes_the_same_way(series: Series, step: int) -> bool:
     way = abs(median(values[at - SIDE : at]) - median(values[:SIDE]))
     off = sum(abs(values[at + k] - values[k]) for k in range(count)) / count
     leap, noise = abs(values[at] - values[at - 1]), median(abs(b - a) for a, b in pairwise(values))
-    return way > 0 and off < SAME_WAY * way and leap > 0.5 * way and leap > FAR * noise
+    return way > 0 and off < near * way and leap > 0.5 * way and leap > FAR * noise
 
 
 @rule("L24", "the run falls back to its beginning", link="optimizer", scope="signals",

@@ -12,6 +12,7 @@ from replay_core.diagnose.signal_names import named
 from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
 from replay_core.dumps.console_lines import console_line
+from replay_core.dumps.told_lines import key_of
 from replay_core.errors import RldbgError
 from tests.replay_core.diagnose.logs import diagnosed, diagnosed_path, only, told, verl, worrying, written
 
@@ -110,6 +111,12 @@ def test_zeros_for_want_of_a_score_lead_and_ray_says_how_often(tmp_path: Path, l
     few = [verl([{}], n + 1).strip() for n in range(80)]
     few.insert(40, f"(RewardWorker pid=4411) {once}")
     assert "L73" not in _ids(tmp_path, "\n".join(few) + "\n")
+
+
+def test_a_score_that_is_no_0_is_no_zero() -> None:
+    for line in ("format is right: returning reward 0.5", "score set to 0.25 by the length penalty"):
+        assert key_of(line) is None
+    assert key_of("no answer: returning reward 0.0") == "rewards.zeroed"
 
 
 def test_steps_whose_answers_all_earn_one_reward_explain_their_loss_of_0(tmp_path: Path) -> None:
@@ -354,3 +361,40 @@ def test_counts_of_groups_are_no_held_out_results() -> None:
     assert named("val/all_zero_reward_groups") is None
     assert (of_sets := named("val/gsm8k/reward")) is not None
     assert of_sets.signal == "held_out"
+
+
+@pytest.mark.parametrize("form", ["before", "behind", "own line"])
+def test_rows_have_the_steps_of_the_bars_that_are_drawn_beside_them(tmp_path: Path, form: str) -> None:
+    def said(n: int) -> str:
+        bar = f" {n}%|█▏        | {n}/120 [{n:02d}:11<29:02, 44.69s/it]"
+        row = str({"loss": _wave(n, 0.1), "reward": 0.3 + _wave(n, 0.2), "learning_rate": 1e-6, "epoch": n / 400})
+        if form == "before":
+            return f"\r {n - 1}%|█▏        | {n - 1}/120 [10:11<29:02, 44.69s/it]\r{bar}\r{' ' * 40}\r{row}\n"
+        return f"{row}\n{bar}\n" if form == "behind" else f"{row}\r{bar}\r\n"
+
+    text = "".join(map(said, range(62, 121, 2)))
+    signals = Signals.of(open_run(written(tmp_path, text)))
+    assert signals is not None
+    (log_of_it,) = signals.logs
+    reward = log_of_it.get("reward")
+    assert reward is not None
+    assert [point.step for point in reward.points] == [*range(62, 121, 2)]
+    assert not log_of_it.is_counted
+    # The last bar of a run that was ended is not drawn any more.
+    cut = written(tmp_path, text[: text.rindex("}") + 1] + "\n", "cut.log")
+    assert max(record.key.step or 0 for record in open_run(cut).records) == 120
+
+
+def test_bars_of_an_evaluation_number_no_step_of_training(tmp_path: Path) -> None:
+    lines = []
+    for n in range(20):
+        lines.append(str({"loss": _wave(n, 0.1), "reward": 0.3, "epoch": n / 40}))
+        lines.append(f" {n % 10}0%|█▏        | {n % 10 + 1}/12 [00:11<29:02, 44.69s/it]")
+    assert open_run(written(tmp_path, "\n".join(lines))).notes
+
+
+def test_a_validations_line_between_bars_names_what_it_is_of() -> None:
+    step, values = console_line("valid | it 20 | strict acc 0.031 | len 9.4")
+    assert (step, values) == (20, {"eval/strict acc": 0.031, "eval/len": 9.4})
+    assert (strict := named("eval/strict acc")) is not None
+    assert strict.signal == "held_out"
