@@ -307,6 +307,26 @@ def test_a_norm_that_is_near_diverges_where_what_is_counted_again_makes_it_so(tm
     assert times == 1 or there(made.first).name == "grad_norm"
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_ranks_that_hold_some_gradients_whole_and_clip_by_the_norm_of_theirs(tmp_path: Path, is_own: bool) -> None:
+    """Experts of one rank each beside what both have, whose weights drift apart."""
+    names = ["a.weight", "b.weight", "experts.0.weight", "experts.1.weight"]
+    grads = {name: (number + 1) * random(8, 8, seed=number) for number, name in enumerate(names)}
+    before = {name: random(8, 8, seed=10 + number) for number, name in enumerate(names)}
+
+    def of(own: Sequence[str], norm: float) -> list[Step]:
+        gradient = {f"grad.{name}": grads[name] for name in own}
+        return [step({name: before[name] - 0.1 * grads[name] / norm for name in own}, gradient=gradient)]
+
+    def size(own: Sequence[str]) -> float:
+        return float(torch.cat([grads[name].flatten() for name in own]).norm())
+
+    held = [[*names[:2], names[2 + rank]] for rank in range(2)]
+    norms = [size(own) if is_own else 1.3 * size(names) for own in held]
+    told = found(tmp_path, of(names, size(names)), *map(of, held, norms))
+    assert ("clipped apart" in [one.fault.kind for one in told.faults]) == is_own
+
+
 def test_a_weight_of_a_module_whose_output_agrees_made_nothing_of_the_forward(tmp_path: Path) -> None:
     weight = random(8, 8, seed=1)
 
