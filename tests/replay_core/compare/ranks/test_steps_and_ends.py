@@ -217,8 +217,8 @@ def test_rows_of_padding_alone_hide_no_micro_batch(tmp_path: Path) -> None:
     for rank in range(2):
         with Recorder(tmp_path / "b") as recorder, recorder.step(0, rank=rank) as record:
             for micro in range(4):
-                made = of(slice(2 * micro, 2 * micro + 2), slice(8 * rank, 8 * rank + 8))
-                record("forward_data", made["forward_data"], micro=micro)
+                own = of(slice(2 * micro, 2 * micro + 2), slice(8 * rank, 8 * rank + 8))
+                record("forward_data", own["forward_data"], micro=micro)
     made = compare_runs(open_run(a), open_run(tmp_path / "b"))
     assert there(made.together)
     assert made.first is None
