@@ -154,10 +154,9 @@ def _hidden(sides: Sides) -> set[int]:
     found: dict[int, int] = defaultdict(int)
     for own in sides.values():
         for side in own.values():
-            ids = ids_of(side)
-            if ids is not None and len(ids.shape) == 2 and ids.shape[1] and ids.is_readable:
-                ids_BS = pages.array(ids)
-                found[ids.shape[1] * 8] += int((ids_BS == ids_BS[:, :1]).all(1).sum())
+            ids, mask = ids_of(side), side.find("attention_mask")
+            if ids is not None and mask is not None and mask.shape == ids.shape and len(ids.shape) == 2:
+                found[ids.shape[1] * 8] += int((pages.array(mask) == 0).all(1).sum()) if mask.is_readable else 0
     return {size * many for size, count in found.items() for many in range(1, count)}
 
 

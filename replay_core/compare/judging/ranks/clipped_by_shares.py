@@ -40,9 +40,10 @@ class _OfRole(Struct):
     """The gradients of a step that agree, and what its weights are off along them."""
 
     gradients: dict[str, tuple[TensorRef, HeldByRanks]] = field(default_factory=dict)
-    #: By the ranks that hold one slice: the squares of all that they hold.
-    squares: dict[tuple[int, ...], float] = field(default_factory=lambda: defaultdict(float))
-    along: list[tuple[tuple[int, ...], float]] = field(default_factory=list)
+    #: By rank, the squares of all that it holds; and those of all gradients, each once.
+    squares: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    total: float = 0.0
+    along: list[tuple[int, float]] = field(default_factory=list)
     rows: list[TensorVerdict] = field(default_factory=list)
     is_other: bool = False
 
@@ -63,10 +64,9 @@ class ClippedByShares:
         known = self._of_roles[role]
         if of.is_gradient:
             known.is_other |= row.verdict.diverges or row.skipped is not None
-            is_owned = of.held.is_cut or len(of.held.ranks) < len(of.together.ranks)
             if known.is_other or not of.name.endswith((".weight", ".bias")) or not of.whole.is_readable:
                 return
-            known.is_other |= not is_owned or of.whole.numel > MOST
+            known.is_other |= of.whole.numel > MOST
             known.gradients[of.name.removeprefix("grad.")] = of.whole, of.held
             return
         if known.is_other or row.skipped is not None:
@@ -75,19 +75,19 @@ class ClippedByShares:
         gradient = known.gradients.get(of.name.removeprefix("param."))
         if gradient is None or gradient[0].shape != of.whole.shape or of.laid.shape != of.whole.shape:
             return
-        off = pages.array(of.laid).astype(np.float64) - pages.array(of.whole).astype(np.float64)
         for places, ranks, block in _blocks(*gradient):
             square = float(np.square(block).sum())
-            known.squares[ranks] += square
-            own = off[places]
-            size = float(np.linalg.norm(own))
-            if not square or not size or not row.verdict.diverges:
+            known.total += square
+            for rank in ranks:
+                known.squares[rank] += square
+            if not square or not row.verdict.diverges:
                 continue
-            times = float((own * block).sum()) / square
-            if float(np.linalg.norm(own - times * block)) > _ACROSS * size:
-                known.is_other = True
-                return
-            known.along.append((ranks, times))
+            for rank, own in _off(of, places, ranks):
+                size, times = float(np.linalg.norm(own)), float((own * block).sum()) / square
+                if size and float(np.linalg.norm(own - times * block)) > _ACROSS * size:
+                    known.is_other = True
+                    return
+                known.along += [(rank, times)] * bool(size)
 
     def finish(self) -> list[tuple[TensorVerdict, Fault, list[TensorVerdict]]]:
         """Of each role whose weights were off along their gradients as clipping by each rank's own norm makes them: the
@@ -114,23 +114,39 @@ def _blocks(whole: TensorRef, held: HeldByRanks) -> Iterator[tuple[tuple[Any, ..
         yield places, own.ranks, pages.array(block).astype(np.float64)
 
 
+def _off(of: RowOfRanks, places: tuple[Any, ...], ranks: tuple[int, ...]) -> Iterator[tuple[int, Array]]:
+    """What a slice of a weight is off by, of the first rank that has the slice's gradient and steps it; of a weight
+    whose gradient the ranks have whole as well, each's.
+    """
+    there = pages.array(of.whole).astype(np.float64)
+    if of.held.is_cut or set(ranks) != set(of.held.ranks):
+        yield ranks[0], (pages.array(of.laid).astype(np.float64) - there)[places]
+        return
+    for rank, ref in zip(of.held.ranks, of.held.parts, strict=True):
+        if ref.shape == of.whole.shape and ref.is_readable:
+            yield rank, pages.array(ref).astype(np.float64) - there
+
+
 def _fault(known: _OfRole) -> Fault | None:
-    total = sum(known.squares.values())
+    total = known.total
     if len(known.squares) < 2 or len(known.along) < _FEWEST or not all(known.squares.values()):
         return None
-    norms = {ranks: square**0.5 for ranks, square in known.squares.items()}
+    norms = {rank: square**0.5 for rank, square in known.squares.items()}
     if max(norms.values()) < (1 + _APART) * min(norms.values()):
         return None
-    asked = {ranks for ranks, _ in known.along}
-    told = np.array([1 / norms[ranks] - total**-0.5 for ranks, _ in known.along])
+    asked = {norms[rank] for rank, _ in known.along}
+    told = np.array([1 / norms[rank] - total**-0.5 for rank, _ in known.along])
     if told.max() - told.min() < _MORE * _OFF * np.abs(told).max():
         return None  # another rate makes the same of ranks whose norms are near each other
     times = np.array([one for _, one in known.along])
     rate = -float(times @ told) / float(told @ told)
     if len(asked) < 2 or rate <= 0 or np.abs(times + rate * told).max() > _OFF * np.abs(times).max():
         return None
-    ranks = tuple(sorted({rank for members in norms for rank in members}))
-    said = ", ".join(f"{norm:.4g} on {named(members)}" for members, norm in sorted(norms.items()))
+    ranks = tuple(sorted(norms))
+    alike: dict[str, list[int]] = {}
+    for rank in ranks:
+        alike.setdefault(f"{norms[rank]:.4g}", []).append(rank)
+    said = ", ".join(f"{norm} on {named(members)}" for norm, members in alike.items())
     return Fault(
         "clipped apart", ranks,
         f"the weights of {whose(ranks)} moved further along their gradients, which agree, each rank's by as much as a "

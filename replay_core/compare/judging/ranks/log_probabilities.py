@@ -175,7 +175,16 @@ def of_softmax(of: RowOfRanks, fault: Fault | None, *, forward_is_off: bool) -> 
     """
     name = of.name.removeprefix("grad.")
     is_head = of.is_gradient and name.endswith(naming.HEADS) and len(of.whole.shape) == 2
-    if not is_head or forward_is_off or len(of.held.ranks) < 2 or of.laid.shape != of.whole.shape:
+    # Ranks with samples of their own share no softmax's sum.
+    is_shared = len(of.held.ranks) > 1 and of.together.samples == 1
+    is_left_over = fault is not None and fault.kind == "of no token"
+    if (
+        not is_head
+        or not is_shared
+        or not (is_open(fault) or is_left_over)
+        or forward_is_off
+        or of.laid.shape != of.whole.shape
+    ):
         return fault
     sums = []
     for ref in (of.whole, of.laid):
@@ -183,7 +192,7 @@ def of_softmax(of: RowOfRanks, fault: Fault | None, *, forward_is_off: bool) -> 
         sums.append(float(np.linalg.norm(values.sum(0)) / max(float(np.linalg.norm(values)), 1e-300)))
     if not (sums[0] <= _ADDS_UP and sums[1] >= _FAR_FROM_0):
         return fault
-    return Fault(
+    told = Fault(
         "softmax's backward", of.held.ranks,
         f"the forward agrees, and {of.what} does not: its rows on {whose(of.held.ranks)}, one for each "
         f"word, add up to {sums[1]:.2g} of its norm, where those of the other run add up to 0 ({sums[0]:.1g}), "
@@ -191,3 +200,7 @@ def of_softmax(of: RowOfRanks, fault: Fault | None, *, forward_is_off: bool) -> 
         "sum over the vocabulary's ranks in the log-probabilities or the loss that carries no gradient, or carries it "
         "otherwise)",
     )  # fmt: skip
+    if fault is None or not is_left_over:
+        return told
+    # What was left of another step adds up to anything as well.
+    return Fault(fault.kind, fault.ranks, f"{told.sentence}; or {fault.sentence}", fault.factor)

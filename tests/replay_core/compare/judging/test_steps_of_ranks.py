@@ -148,6 +148,7 @@ def test_other_functions_of_a_whole_matrix_are_told_as_well(
 def test_another_rate_is_no_clipping_by_norms_that_are_near_each_other() -> None:
     known = _OfRole()
     for rank in range(16):
-        known.squares[rank,] = (1 + 0.03 * rank / 15) ** 2
-        known.along.append(((rank,), -0.01))
+        known.squares[rank] = (1 + 0.03 * rank / 15) ** 2
+        known.total += known.squares[rank]
+        known.along.append((rank, -0.01))
     assert _fault(known) is None

@@ -217,8 +217,8 @@ def test_rows_of_padding_alone_hide_no_micro_batch(tmp_path: Path) -> None:
     for rank in range(2):
         with Recorder(tmp_path / "b") as recorder, recorder.step(0, rank=rank) as record:
             for micro in range(4):
-                made = of(slice(2 * micro, 2 * micro + 2), slice(8 * rank, 8 * rank + 8))
-                record("forward_data", made["forward_data"], micro=micro)
+                own = of(slice(2 * micro, 2 * micro + 2), slice(8 * rank, 8 * rank + 8))
+                record("forward_data", own["forward_data"], micro=micro)
     made = compare_runs(open_run(a), open_run(tmp_path / "b"))
     assert there(made.together)
     assert made.first is None
@@ -305,6 +305,26 @@ def test_a_norm_that_is_near_diverges_where_what_is_counted_again_makes_it_so(tm
     made = compared(tmp_path, of(up, 1), *(of(part, times) for part in up.chunk(2)))
     assert (made.first is not None) == (times == 2)
     assert times == 1 or there(made.first).name == "grad_norm"
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_ranks_that_hold_some_gradients_whole_and_clip_by_the_norm_of_theirs(tmp_path: Path, is_own: bool) -> None:
+    """Experts of one rank each beside what both have, whose weights drift apart."""
+    names = ["a.weight", "b.weight", "experts.0.weight", "experts.1.weight"]
+    grads = {name: (number + 1) * random(8, 8, seed=number) for number, name in enumerate(names)}
+    before = {name: random(8, 8, seed=10 + number) for number, name in enumerate(names)}
+
+    def of(own: Sequence[str], norm: float) -> list[Step]:
+        gradient = {f"grad.{name}": grads[name] for name in own}
+        return [step({name: before[name] - 0.1 * grads[name] / norm for name in own}, gradient=gradient)]
+
+    def size(own: Sequence[str]) -> float:
+        return float(torch.cat([grads[name].flatten() for name in own]).norm())
+
+    held = [[*names[:2], names[2 + rank]] for rank in range(2)]
+    norms = [size(own) if is_own else 1.3 * size(names) for own in held]
+    told = found(tmp_path, of(names, size(names)), *map(of, held, norms))
+    assert ("clipped apart" in [one.fault.kind for one in told.faults]) == is_own
 
 
 def test_a_weight_of_a_module_whose_output_agrees_made_nothing_of_the_forward(tmp_path: Path) -> None:
