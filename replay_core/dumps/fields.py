@@ -97,7 +97,7 @@ def settled(fields: list[TensorRef]) -> list[TensorRef]:
     """The fields of one record with what only the others settle: `rewards` [B, R] are rewards of tokens where the
     general table takes the word for a sample's, `uid` is the group where nothing else is, `mask` says what counts where
     no other mask does and it is laid out as what is said of responses, not as the tokens are, and of a critic's two
-    numbers of a token the old ones are the `values` that advantages are made of: those beside them are what it says now.
+    numbers of a token the old ones are the `values` that advantages are made of, those beside them what it says now.
     """
     fields = ragged_alike(fields)
     meanings = {ref.canonical for ref in fields}
