@@ -240,7 +240,8 @@ def compare_runs(
         untold = micro_pair.untold_of.get(row.name, micro_pair.untold)
         # What no rank of the other run has is missing there, however the ranks share the step.
         is_on_others = row.verdict is Verdict.MISSING and (micro_pair.in_both is None or row.name in micro_pair.in_both)
-        if untold is not None and (row.verdict.diverges or is_on_others):
+        is_of_rank = micro_pair.has_own_samples and pair.one[0].key.stage not in OF_ALL_SAMPLES
+        if untold is not None and not is_of_rank and (row.verdict.diverges or is_on_others):
             # It faces what happens to be on the rank of its number, or is laid in a way that is none of its own.
             row = TensorVerdict(row.name, Verdict.SAME, untold, a=row.a, b=row.b, skipped=untold)
         restates = row.ranks.restates if row.ranks is not None else None
@@ -552,11 +553,13 @@ class _Work:
                 micro_pair.b.tensors = self._renames.applied(micro_pair.b.tensors, names_of_a)
         untold = {(one.key.step, one.key.role): one.untold for one in micro_pairs if one.untold is not None}
         in_both = _names_of_both(micro_pairs) if untold else {}
+        own_samples = bool(untold) and _have_own_samples(micro_pairs)
         again, alone = by_samples(micro_pairs)
         for micro_pair in again if untold else ():
             if micro_pair.together is None:
                 of_step = micro_pair.key.step, micro_pair.key.role
                 micro_pair.untold, micro_pair.in_both = untold.get(of_step), in_both.get(of_step)
+                micro_pair.has_own_samples = own_samples and not alone
         averaged = {(one.key.step, one.key.role): one.averaged for one in of_steps if one.averaged != 1.0}
         for micro_pair in again:
             micro_pair.averaged = averaged.get((micro_pair.key.step, micro_pair.key.role), 1.0)
@@ -748,6 +751,15 @@ def _call_alike(micro_pairs: list[MicroBatchPair]) -> None:
         if faces_trainer and (which, step, micro) in marked and id(side) not in told:
             told.add(id(side))
             side.as_trainer()
+
+
+def _have_own_samples(micro_pairs: list[MicroBatchPair]) -> bool:
+    """Whether no sample of either run is in two of its records: none is cut over ranks, each computes its own."""
+    for mains in ([one.a.main for one in micro_pairs], [one.b.main for one in micro_pairs]):
+        held = [digest for batch in mains if batch is not None for digest in batch.digests or ()]
+        if not held or len(set(held)) < len(held):
+            return False
+    return True
 
 
 def _names_of_both(micro_pairs: list[MicroBatchPair]) -> dict[tuple[int | None, str | None], frozenset[str]]:

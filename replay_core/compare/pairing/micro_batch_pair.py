@@ -270,6 +270,7 @@ class MicroBatchPair(Struct):
     to hold what a rank of the same number does.
     untold_of: the same of some tensors alone, by name.
     in_both: where it is untold, the tensors that both runs have in the step, each on some rank; None: nobody looked.
+    has_own_samples: where it is untold, whether all samples are in both runs, each whole on one rank.
     """
 
     key: RecordKey
@@ -285,6 +286,7 @@ class MicroBatchPair(Struct):
     untold: str | None = None
     untold_of: dict[str, str] = field(default_factory=dict)
     in_both: frozenset[str] | None = None
+    has_own_samples: bool = False
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property

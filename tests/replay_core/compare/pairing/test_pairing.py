@@ -66,6 +66,15 @@ def test_what_no_rank_of_the_other_run_has_is_missing_however_the_ranks_share_th
     assert {row.verdict for row in compared.tensors if row.name == "layers.0.output"} == {Verdict.MISSING}
 
 
+def test_what_differs_in_a_sample_that_one_rank_has_alone_is_told_where_ranks_share_the_step_otherwise(tmp_path: Path):
+    batch = samples([(1, 1), (1, 2), (1, 1), (1, 1), (1, 6), (1, 1)])
+    way: dict[str, Any] = {"ranks": 2, "extra": 0, "named": False}
+    one = write(tmp_path / "a", batch, groups=[[0], [5], [2, 3, 4, 1]], layout="right", **way)
+    changed = [worse(batch[0], 1), *batch[1:]]
+    compared = compare_paths(one, write(tmp_path / "b", changed, groups=[[0, 1], [2, 3, 4, 5]], layout="ragged", **way))
+    assert [row.name for row in compared.tensors if row.verdict is Verdict.DIFF] == ["policy_logprobs"]
+
+
 def test_padded_rows_of_ranks_that_are_as_long_together_as_another_sample_are_no_slices_of_it(tmp_path: Path):
     batch = samples([(1, 1), (1, 6), (1, 1), (1, 1)])
     one = write(tmp_path / "a", batch, groups=[[0], [1], [2, 3]], layout="right", ranks=1, extra=1, named=False)
