@@ -151,9 +151,10 @@ class StepBatch:
         old, policy = self.columns.of("old_logprobs"), self.columns.of("policy_logprobs")
         if old is None or policy is None:
             return False
-        known: dict[bytes, list[Array]] = {}
-        for sample, key in enumerate(marked(self.spine, [*TELL_TWINS, "old_logprobs"])):
-            known.setdefault(key, []).append(policy.values_N[self.flat.spans[sample]])
+        known: dict[tuple[bytes, bytes], list[Array]] = {}
+        for sample, key in enumerate(marked(self.spine, [name for name in TELL_TWINS if self.spine.refs(name)])):
+            span = self.flat.spans[sample]
+            known.setdefault((key, old.values_N[span].tobytes()), []).append(policy.values_N[span])
         several = [rows for rows in known.values() if len(rows) > 1]
         moved = [np.nanmax(np.abs(rows[0] - rows[-1]), initial=0.0) > MOVED for rows in several]
         return len(moved) > 1 and 2 * sum(map(bool, moved)) > len(moved)
