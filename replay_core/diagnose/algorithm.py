@@ -230,7 +230,7 @@ class Algorithm:
     def is_off_policy(self) -> bool:
         """Whether samples are of older weights on purpose: an asynchronous run, or importance weights of the engine."""
         lag = self.number(*_LAGS)
-        return bool(lag) or self.is_weighed is True or (self.is_weighed is None and self.weight_cap is not None)
+        return bool(lag) or self.is_weighed is True or (self.is_weighed is None and self.weight_bounds[1] is not None)
 
     @property
     def is_weighed(self) -> bool | None:
@@ -247,26 +247,19 @@ class Algorithm:
         return None if alone is None else alone > 0
 
     @property
-    def weight_cap(self) -> float | None:
-        """What importance weights of the engine are cut off at (truncated, TIS)."""
+    def weight_bounds(self) -> tuple[float | None, float | None]:
+        """What importance weights of the engine are raised to, or rejected below, and what they are cut off at
+        (truncated, TIS); OpenRLHF has both in one setting.
+        """
+        both = first_of(self._settings, "vllm_is_truncated_threshold", "is_correction_threshold")
+        low, high = _two_numbers(both) or (None, as_number(both))
+        floor = self.number("tis_clip_low", "truncated_importance_sampling_ratio_min")
         cap = self.number(
             "tis_cap", "tis_imp_ratio_cap", "rollout_is_threshold", "vllm_importance_sampling_cap", "tis_clip", "tis",
             "is_cap", "importance_sampling_cap", "importance_sampling_clip", "truncated_importance_sampling_ratio",
             "behav_imp_weight_cap", "behave_imp_weight_cap",
         )  # fmt: skip
-        return self._weight_bounds[1] if cap is None else cap
-
-    @property
-    def weight_floor(self) -> float | None:
-        """What importance weights of the engine are raised to, or rejected below."""
-        floor = self.number("tis_clip_low", "truncated_importance_sampling_ratio_min")
-        return self._weight_bounds[0] if floor is None else floor
-
-    @property
-    def _weight_bounds(self) -> tuple[float | None, float | None]:
-        """Both bounds of the engine's weights, where one setting holds them (OpenRLHF's)."""
-        both = first_of(self._settings, "vllm_is_truncated_threshold", "is_correction_threshold")
-        return _two_numbers(both) or (None, as_number(both))
+        return low if floor is None else floor, high if cap is None else cap
 
     @property
     def loss_kl_estimator(self) -> str:

@@ -28,9 +28,6 @@ from replay_core.samples.batch import Batch
 
 T = TypeVar("T")
 
-#: Nats that two forwards of one set of weights do not come to, in bf16 neither.
-MOVED = 0.02
-
 #: What says which prompt a sample answers, the surest first.
 GROUP_NAMES = ("group_id", "group_ids", "uid", "prompt_idx", "group_index", "prompt_id", "task_id", "group")
 
@@ -104,7 +101,6 @@ class StepBatch:
             "functions_FB",
             "eos_id",
             "once",
-            "is_passed_over",
         ):
             self.__dict__.pop(cached, None)
 
@@ -128,36 +124,6 @@ class StepBatch:
                 kept.append(sample)
         others = [(sheet, [places[sample] for sample in kept]) for sheet, places in self.columns.sheets[1:]]
         return StepBatch(self.step, self.spine.of(kept), others, self.columns.records, self._run)
-
-    @cached_property
-    def is_passed_over(self) -> bool:
-        """Whether the rows are those of several epochs over what was sampled: their records say so; what was sampled is
-        recorded and holds each sample fewer times; or copies, of one old log-probability to the last bit, have others
-        of the policy, which an update in between alone gives.
-        """
-        if any(key is not None and key.epoch for key in self.laid.keys_of("input_ids")):
-            return True
-        once = self.once
-        if once is self:
-            return False
-        if any(
-            len(sheet) == len(once) and all(part.held.record.key.stage == "trajectory" for part in sheet.parts)
-            for sheet, _ in self.columns.sheets
-        ):
-            return True
-        return self._moved_between_copies()
-
-    def _moved_between_copies(self) -> bool:
-        old, policy = self.columns.of("old_logprobs"), self.columns.of("policy_logprobs")
-        if old is None or policy is None:
-            return False
-        known: dict[tuple[bytes, bytes], list[Array]] = {}
-        for sample, key in enumerate(marked(self.spine, [name for name in TELL_TWINS if self.spine.refs(name)])):
-            span = self.flat.spans[sample]
-            known.setdefault((key, old.values_N[span].tobytes()), []).append(policy.values_N[span])
-        several = [rows for rows in known.values() if len(rows) > 1]
-        moved = [np.nanmax(np.abs(rows[0] - rows[-1]), initial=0.0) > MOVED for rows in several]
-        return len(moved) > 1 and 2 * sum(map(bool, moved)) > len(moved)
 
     # ---- what there is
 

@@ -11,8 +11,9 @@ from hashlib import blake2b
 
 import numpy as np
 
-from replay_core.diagnose.batch import StepBatch, batches_of
+from replay_core.diagnose.batch import StepBatch, batches_of, worked_out_once
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.records import Record
 
 #: Earlier steps that are looked through: passes over one rollout follow each other.
@@ -21,6 +22,40 @@ BACK = 8
 STOOD = 0.02
 #: A response whose tokens are fewer may be drawn twice by chance, and old log-probabilities of a sure token are 0.
 FEWEST = 2
+
+
+@worked_out_once
+def are_passes(batch: StepBatch) -> bool:
+    """Whether the rows are those of several epochs over what was sampled: their records say so; what was sampled is
+    recorded and holds each sample fewer times, all of them on one rank; or copies, of one old log-probability to the
+    last bit, have others of the policy, which an update in between alone gives.
+    """
+    keys = batch.laid.keys_of("input_ids")
+    if any(key is not None and key.epoch for key in keys):
+        return True
+    once = batch.once
+    if once is batch:
+        return False
+    were_sampled_once = any(
+        len(sheet) == len(once) and all(part.held.record.key.stage == "trajectory" for part in sheet.parts)
+        for sheet, _ in batch.columns.sheets
+    )
+    is_on_one_rank = len({key.rank for key in keys if key is not None}) < 2
+    return (were_sampled_once and is_on_one_rank) or _moved_between_copies(batch)
+
+
+def _moved_between_copies(batch: StepBatch) -> bool:
+    old, policy = batch.columns.of("old_logprobs"), batch.columns.of("policy_logprobs")
+    if old is None or policy is None:
+        return False
+    known: dict[tuple[bytes, bytes], list[Array]] = {}
+    names = [name for name in TELL_TWINS if batch.spine.refs(name)]
+    for sample, key in enumerate(marked(batch.spine, names)):
+        span = batch.flat.spans[sample]
+        known.setdefault((key, old.values_N[span].tobytes()), []).append(policy.values_N[span])
+    several = [rows for rows in known.values() if len(rows) > 1]
+    moved = [np.nanmax(np.abs(rows[0] - rows[-1]), initial=0.0) > STOOD for rows in several]
+    return len(moved) > 1 and 2 * sum(map(bool, moved)) > len(moved)
 
 
 def keys_of(batch: StepBatch, name: str = "old_logprobs") -> list[bytes | None]:

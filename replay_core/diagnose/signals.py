@@ -314,9 +314,9 @@ class RunLog(Struct):
         the reward's, where they are all there is.
         """
         others, self._others = self._others, {}
-        names = set(others)
-        for name in sorted(names):
-            if signal_names.OF_A_SET.match(name) and any(name + part in names for part in signal_names.BESIDE_A_SET):
+        beside = {*others, *(name for signal, name in self._points if signal.startswith("held_out"))}
+        for name in sorted(others):
+            if signal_names.OF_A_SET.match(name) and any(name + part in beside for part in signal_names.BESIDE_A_SET):
                 self._names["held_out", name] = signal_names.Name("held_out", "slime")
                 self._points["held_out", name] = others.pop(name)
                 self._series = None

@@ -220,7 +220,7 @@ def weighing(batch: StepBatch) -> Weighing | None:
         return None
     both_N = batch.pair(old, rollout)
     logs_N = np.where(both_N, np.clip(np.nan_to_num(old.values_N - rollout.values_N), -20, 20), 0.0)
-    cap = algorithm.weight_cap
+    cap = algorithm.weight_bounds[1]
     words = " ".join(algorithm.word(name) for name in _WEIGHTS_KIND)
     masks = "mask" in words or "mis" in words.split() or "icepop" in words
     sums_N = np.repeat(np.clip(batch.flat.sum(logs_N), -20, 20), batch.flat.lengths_B)
@@ -228,7 +228,7 @@ def weighing(batch: StepBatch) -> Weighing | None:
     kinds = (sums_N, means_N, logs_N) if "seq" in words else (logs_N, sums_N, means_N)
     if not float(np.abs(np.expm1(logs_N)).max(initial=0.0)) > TELLS and not masks:
         return None
-    floor = algorithm.weight_floor or 0.0
+    floor = algorithm.weight_bounds[0] or 0.0
     least = np.log(floor) if floor > 0 else -np.log(cap) if cap else -np.inf
     # What is rejected as a whole is so by the mean over its tokens; what is left has each token's own weight.
     judged_N = means_N if "seq-mask" in words else logs_N
@@ -353,7 +353,7 @@ def _wrongly_weighed(
     if policy is not None and rollout is not None:
         both_N = batch.pair(policy, rollout)
         engine_N = np.where(both_N, np.exp(np.clip(np.nan_to_num(policy.values_N - rollout.values_N), -20, 20)), 1.0)
-    cap = batch.laid.algorithm.weight_cap or np.inf
+    cap = batch.laid.algorithm.weight_bounds[1] or np.inf
     for low, high in ranges:
         plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
         if derived.mask_N is not None:

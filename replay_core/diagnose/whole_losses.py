@@ -36,7 +36,7 @@ class Weights(Struct, frozen=True):
     batch: StepBatch
 
 
-class _Made(Struct, frozen=True):
+class _StepLosses(Struct, frozen=True):
     """One step's losses, and the terms that may be in them, each by its name and reduction [M]."""
 
     batch: StepBatch
@@ -103,14 +103,14 @@ def _all_show(
 _HOW = range(4)
 
 
-def _made(batch: StepBatch) -> _Made | None:
+def _made(batch: StepBatch) -> _StepLosses | None:
     logged = logged_of(batch, "loss", fewest=2)
     if logged is None:
         return None
     made = {
         (name, how): term_M for name, values_N in _terms(batch) for how, term_M in enumerate(_reduced(logged, values_N))
     }
-    return _Made(batch, logged.values_M, made) if made else None
+    return _StepLosses(batch, logged.values_M, made) if made else None
 
 
 def _reduced(logged: Logged, values_N: Array) -> Iterator[Array]:

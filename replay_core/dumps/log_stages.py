@@ -51,11 +51,11 @@ class Split(Struct, frozen=True):
     note: str
 
 
-class Updates:
+class RolloutUpdates:
     """Rollouts and the updates of each, where one log counts both: slime's `rollout 3: {...}` and, `k` times as often,
     `step 7: {... 'train/step': 7}`.
 
-    updates = Updates()
+    updates = RolloutUpdates()
     for line in lines: updates.take(line.number, line.text, step)
     updates.numbered()      # of a line and the number it says, the number of the update that it goes with
     """

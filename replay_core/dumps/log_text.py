@@ -34,10 +34,10 @@ from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_progress import BarredSteps, StepsSaid, is_other_bar
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.log_stages import (
+    RolloutUpdates,
     Runs,
     Split,
     ToldRow,
-    Updates,
     begins_anew,
     epoch_begun,
     epoch_in,
@@ -275,7 +275,7 @@ def _log(path: Path) -> _Log:
     progress = StepsSaid()
     rows: list[ToldRow] = []
     told_rows: list[_Metrics] = []
-    updates = Updates()
+    updates = RolloutUpdates()
     #: Lines that number an epoch, and no metric.
     marks: list[tuple[int, float]] = []
     samples = PrintedSamples(lambda: joined(lines_of(path)))

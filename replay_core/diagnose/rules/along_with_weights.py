@@ -25,7 +25,7 @@ LEAP = 8.0
 STATE = 16
 
 
-class _Told(Struct, frozen=True):
+class _Recorded(Struct, frozen=True):
     step: int
     value: Any
     record: Record
@@ -53,12 +53,14 @@ def begins_anew(case: Case) -> Finding | None:
     return None
 
 
-def _recorded(case: Case) -> tuple[dict[Any, list[_Told]], dict[Any, list[_Told]]]:
-    scales: dict[Any, list[_Told]] = {}
-    states: dict[Any, list[_Told]] = {}
+def _recorded(case: Case) -> tuple[dict[Any, list[_Recorded]], dict[Any, list[_Recorded]]]:
+    scales: dict[Any, list[_Recorded]] = {}
+    states: dict[Any, list[_Recorded]] = {}
+    logs_scale = case.log.has("loss_scale")
     for record in case.records():
         key = record.key
-        if key.step is None or key.stage in ("param", "gradient", "modules"):
+        # A line of a log holds no random state: it is read again for a scale alone.
+        if key.step is None or key.stage in ("param", "gradient", "modules") or (record.is_flat and not logs_scale):
             continue
         try:
             refs = [ref for ref in record.tensors() if ref.is_readable and not ref.is_text]
@@ -68,15 +70,15 @@ def _recorded(case: Case) -> tuple[dict[Any, list[_Told]], dict[Any, list[_Told]
             place = key.rank, key.role, ref.name.removeprefix("metrics.")
             if ref.numel == 1 and _SCALE.search(ref.name):
                 value = float(np.asarray(pages.array(ref)).reshape(-1)[0])
-                scales.setdefault(place, []).append(_Told(key.step, value, record, ref.name))
+                scales.setdefault(place, []).append(_Recorded(key.step, value, record, ref.name))
             elif ref.nbytes >= STATE and ref.numel > 1 and _RANDOM.search(ref.name) and not key.micro:
                 digest = hashlib.blake2b(pages.array(ref).tobytes(), digest_size=16).digest()
-                states.setdefault(place, []).append(_Told(key.step, digest, record, ref.name))
+                states.setdefault(place, []).append(_Recorded(key.step, digest, record, ref.name))
     return scales, states
 
 
-def _drawn_again(series: list[_Told]) -> Finding | None:
-    known: dict[Any, _Told] = {}
+def _drawn_again(series: list[_Recorded]) -> Finding | None:
+    known: dict[Any, _Recorded] = {}
     last: Any = None
     for one in sorted(series, key=lambda each: each.step):
         if (before := known.get(one.value)) is not None and last != one.value and before.step < one.step:
@@ -96,7 +98,7 @@ def _drawn_again(series: list[_Told]) -> Finding | None:
     return None
 
 
-def _scaled_anew(series: list[_Told]) -> Finding | None:
+def _scaled_anew(series: list[_Recorded]) -> Finding | None:
     ordered = sorted(series, key=lambda each: each.step)
     if len(ordered) < 3 or not ordered[0].value > 1:
         return None

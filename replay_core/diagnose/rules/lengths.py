@@ -9,6 +9,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.passes import are_passes
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.scores import for_right_answers
 from replay_core.diagnose.rules.tokens import truncated
@@ -35,7 +36,7 @@ def never_ends(batch: StepBatch) -> Finding | None:
     half the responses that hold it (4 and more), and the tokens behind it were sampled and count; where none is stated,
     what most responses end on that the dump says are not cut off, and all are of one length.
     """
-    if batch.is_passed_over:
+    if are_passes(batch):
         batch = batch.once
     if (beyond := _beyond_the_end(batch)) is not None:
         return beyond

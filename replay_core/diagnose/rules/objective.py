@@ -362,7 +362,7 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
             shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count),
             cause=cause,
         )  # fmt: skip
-    stated = batch.laid.algorithm.weight_cap
+    stated = batch.laid.algorithm.weight_bounds[1]
     if stated is not None and cap > stated * (1 + 1e-3) and floor >= stated * (1 - 1e-3):
         return error(
             f"importance weights are cut off from below: none is below {floor:.4g}, their stated cap",

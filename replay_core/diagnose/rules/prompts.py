@@ -24,7 +24,7 @@ from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
-from replay_core.diagnose.passes import keys_of
+from replay_core.diagnose.passes import are_passes, keys_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
@@ -328,7 +328,7 @@ def one_response(batch: StepBatch) -> Finding | None:
     that is sure of its answer writes it again and again.
     """
     # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
-    if batch.is_passed_over:
+    if are_passes(batch):
         batch = batch.once
     response_N = given(batch.response_N)
     said = batch.columns.of("rollout_logprobs") or given(batch.trainer)
@@ -441,7 +441,7 @@ def _copies(case: Case) -> Finding | None:
         if not all(each.has(name) for name in ("group", "tokens", "response")):
             continue
         # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
-        batch = each.once if each.is_passed_over else each
+        batch = each.once if are_passes(each) else each
         said, texts = batch.columns.of("rollout_logprobs") or batch.trainer, answers_of(batch)
         if said is None or texts is None:
             continue
@@ -527,7 +527,7 @@ def stands_twice(batch: StepBatch) -> Finding | None:
     groups of one size without them. And where a quarter and more of the rows have a twin in their own group, more than
     their probabilities explain, whose groups are not of one response (D64).
     """
-    if batch.is_passed_over:
+    if are_passes(batch):
         batch = batch.once
     group_B, said = given(batch.group_B), given(batch.columns.of("rollout_logprobs"))
     if (filled := _filled_up(batch, group_B, said)) is not None:

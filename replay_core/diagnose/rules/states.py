@@ -257,7 +257,7 @@ _CAPS, LARGE_WEIGHT = ("behave_imp_weight_cap", "behav_imp_weight_cap"), 10.0
 def _is_capped(log: RunLog) -> bool:
     """Whether the run states a cap of its importance weights, and nothing that switches them off."""
     stated = log.algorithm
-    caps = (stated.number(*_CAPS), stated.weight_cap if stated.is_weighed is not False else None)
+    caps = (stated.number(*_CAPS), stated.weight_bounds[1] if stated.is_weighed is not False else None)
     return any(cap is not None and 0 < cap <= LARGE_WEIGHT for cap in caps)
 
 

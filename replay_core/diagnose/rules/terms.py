@@ -339,7 +339,7 @@ def _nothing_of_any(batch: StepBatch, recorded: Column, both_N: Array, a_N: Arra
         shown("largest |advantage| among them", float(np.abs(a_N[told_N]).max())),
     ]
     if inside and weights is not None:
-        bound = batch.laid.algorithm.weight_cap or 1.0
+        bound = batch.laid.algorithm.weight_bounds[1] or 1.0
         far = float(np.abs(np.expm1(weights.logs_N[told_N])).max())
         figures += [shown("largest |trainer over rollout - 1| among them", far, f"kept within {1 / bound:.3g} to "
                           f"{bound:g}, as the run states")]  # fmt: skip

@@ -138,7 +138,7 @@ def test_one_sequence_a_call_without_its_ids_is_one_sample(tmp_path: Path) -> No
 
 def test_the_engines_weights_are_stated_in_openrlhfs_words() -> None:
     stated = Algorithm({"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": [0.5, 5.0]})
-    assert (stated.is_weighed, stated.weight_floor, stated.weight_cap) == (True, 0.5, 5.0)
+    assert (stated.is_weighed, *stated.weight_bounds) == (True, 0.5, 5.0)
     assert Algorithm({"is_correction_enable": False, "is_correction_threshold": [0.5, 5.0]}).is_weighed is False
 
 
