@@ -458,6 +458,8 @@ def _of_other_pairs(every: list[Pairs]) -> Finding | None:
     first = [one for one in every if one.record.key.step == least and not one.record.key.epoch]
     # An update of its own lies between two mini-batches of one step.
     first = [one for one in first if not one.record.key.minibatch]
+    if not first:
+        return None
     refs_R2 = np.concatenate([_both(one, "ref") for one in every])
     policy_B2, own_B2 = (np.concatenate([_both(one, of) for one in first]) for of in ("policy", "ref"))
     if not np.isfinite(refs_R2).all() or not np.isfinite(policy_B2).all() or len(policy_B2) < PAIRS:
