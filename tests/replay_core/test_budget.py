@@ -6,10 +6,13 @@ import json
 import os
 import pickle
 import resource
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from replay_core.budget import reading, spend_bytes, spend_values
 from replay_core.collecting import settled
 from replay_core.dumps import open_run
 from replay_core.errors import BudgetError, DumpError, RldbgError
+from replay_core.recorder import Recorder
 from replay_core.records import Record
 from replay_core.workbench import open_dump
 from tests.builders import save_file
@@ -54,6 +58,23 @@ def test_a_small_file_that_asks_for_much_is_listed_or_refused_in_its_budget(tmp_
                         pages.array(ref)
         assert time.thread_time() - began < MOST_S
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < MOST_MIB
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "jsonl"])
+def test_a_small_record_of_every_form_is_read_under_the_limits_of_a_command(tmp_path: Path, form: Any) -> None:
+    recorder = Recorder(tmp_path / "run", format=form)
+    for step in range(3):
+        with recorder.step(step, rank=0) as record:
+            record("trajectory", rewards=torch.ones(3), texts=["one", "two", "three"])
+    for written in (tmp_path / "run").rglob("*.*"):
+        os.utime(written, (1e9, 1e9))  # what was written just now is looked at twice
+    read = (
+        "import sys; from pathlib import Path; from replay_core.budget import limit_process; "
+        "from replay_core.dumps import open_run; limit_process(); "
+        "print([sum(ref.is_readable for ref in record.tensors()) for record in open_run(Path(sys.argv[1])).records])"
+    )
+    done = subprocess.run([sys.executable, "-c", read, tmp_path / "run"], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[2, 2, 2]", done.stdout + done.stderr[-500:]
 
 
 def test_what_is_wrong_with_very_many_lines_of_an_index_is_said_once(tmp_path: Path) -> None:
