@@ -7,6 +7,7 @@ they lie; those of a `.jsonl` line are numbers of the line itself.
 from __future__ import annotations
 
 import json
+import os
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def _filled(outline: Any, tensors: dict[str, TensorRef]) -> Any:
 def _jsonl(path: Path) -> Any:
     try:
         with reading(path), regular(path) as file:
-            text = file.read(MAX_LINE + 1)
+            # Asking for more than there is takes that much memory first.
+            text = file.read(min(os.fstat(file.fileno()).st_size, MAX_LINE) + 1)
             spend_bytes(len(text), "its one line")
         if len(text) > MAX_LINE:
             raise DumpError("the line is too long to read", file=str(path), expected=f"at most {MAX_LINE:,} bytes")
