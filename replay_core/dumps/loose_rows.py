@@ -78,13 +78,23 @@ def _keys(file: Path) -> list[RecordKey]:
 
 
 def _counts_something_else(file: Path, field: str) -> bool:
-    """Whether the rows count from the beginning over and over: turns of trajectories, and no steps of a training."""
+    """Whether the rows count from the beginning over and over: turns of trajectories, and no steps of a training. Or
+    whether each rollout is one row, of a sample's tokens: a number of its own is a sample's.
+    """
     try:
         numbers = [row.places[0] for row in rows_by_place(file, (field,)).rows]
     except RldbgError:  # what is wrong with the file is said when it is read
         return False
+    if field == "rollout_id" and len(set(numbers)) == len(numbers) > 1 and _is_of_one_sample(first_row(file)):
+        return True
     first = numbers[0]
     return sum(now == first and before not in (first, None) for before, now in pairwise(numbers)) >= AGAIN
+
+
+def _is_of_one_sample(row: dict[str, Any] | None) -> bool:
+    """Whether a row has lists of numbers, and no list of lists."""
+    lists = [value for value in (row or {}).values() if isinstance(value, list)]
+    return bool(lists) and not any(isinstance(one, list) for value in lists for one in value[:1])
 
 
 def _step_field(file: Path) -> str | None:

@@ -171,7 +171,7 @@ class Batch:
         """Packs whose mask numbers their samples 1, 2, 3 ... in each row, with 0 behind them (open-instruct's
         attention_masks, the multipack masks of supervised trainers); None of a mask of zeros and ones.
         """
-        if mask is None or mask.max(initial=0) < 2 or (mask != np.rint(mask)).any():
+        if mask is None or mask.max(initial=0) < 2 or not np.isfinite(mask).all() or (mask != np.rint(mask)).any():
             return None
         numbers_BS = mask.reshape(shape).astype(np.int64)
         rises_BS = np.diff(np.where(numbers_BS > 0, numbers_BS, np.maximum.accumulate(numbers_BS, axis=1)), axis=1)

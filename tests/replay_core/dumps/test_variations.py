@@ -115,3 +115,12 @@ def test_a_step_of_the_environment_is_no_step_of_the_training(tmp_path: Path) ->
     (whole,) = opened(tmp_path / "alone").records
     assert whole.key.step is None
     assert len(whole.tensors()[-1].shape) == 2
+
+
+def test_rollouts_of_one_sample_each_are_rows_of_one_record(tmp_path: Path) -> None:
+    rows = [{"rollout_id": at, "input_ids": [1, 2, at], "reward": 0.5} for at in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [record.key.step for record in opened(tmp_path).records] == [None]
+    batches = [{"rollout_id": at, "input_ids": [[1, 2, at], [1, 3, at]], "rewards": [0.5, 1.0]} for at in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in batches))
+    assert [record.key.step for record in opened(tmp_path).records] == [*range(6)]
