@@ -23,8 +23,8 @@ OF_PROMPTS = -7.0
 def ends(case: Case) -> Finding | None:
     """One of several recorded reward functions is exactly 0 for all samples of every step from one on, 2 steps and 16
     samples and more, after 2 steps and more in which it paid some of them and still half as many in the last as in all;
-    chance, by the share it paid in that step, comes to e^-20 at the most (by the share of prompts with an answer that it
-    paid in the steps before, to e^-7), and another function pays since: a warning.
+    chance, by the share it paid in that step, comes to e^-20 at the most (to e^-7 by the share of prompts of which it
+    paid an answer before), and another function pays since: a warning.
     """
     steps: list[tuple[StepBatch, Array]] = []
     for batch in case.batches():
