@@ -228,7 +228,19 @@ class Batch:
             mask_BS: Array = (slots >= starts_B) & (slots < starts_B + lengths_B[:, None])
             if (ids_BS[~mask_BS] == pad).all():
                 return mask_BS
+        if self._are_of_parts(lengths_B):
+            self.padding_known = False
+            return np.ones_like(by_lengths_BS)
         return by_lengths_BS
+
+    def _are_of_parts(self, lengths_B: Ints) -> bool:
+        """Whether lengths behind which tokens stand are those of prompts or of responses: in half of the samples as
+        many tokens count in the loss as that, or more.
+        """
+        mask = self.held.numbers("response_mask", "loss_mask")
+        if mask is None or mask.ndim != 2 or len(mask) != lengths_B.size:
+            return False
+        return bool(2 * ((mask != 0).sum(axis=1) >= lengths_B).sum() >= lengths_B.size)
 
     def _lengths_of_parts(self, shape: tuple[int, ...]) -> Array | None:
         """Lengths as prompt and response, where what stands behind them is one id: the padding is on the right."""
