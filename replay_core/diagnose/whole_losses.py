@@ -22,6 +22,8 @@ CLOSE, FLOOR = 3e-4, 3e-7
 SHOWS, TIMES = 6, 20.0
 #: Micro-batches beyond the weights that are solved for.
 BEYOND = 6
+#: What the policy loss's weight, which all others are shares of, may be off, as a share of itself.
+KNOWN = 0.05
 
 
 class Weights(Struct, frozen=True):
@@ -71,6 +73,9 @@ def solve(case: Case, beta: float | None, bonus: float | None) -> Weights | None
             weights, _, rank, _ = np.linalg.lstsq(terms, losses, rcond=None)
             if rank < terms.shape[1] or not weights[0] > 0 or (np.abs(terms @ weights - losses) > limits).any():
                 continue
+            # Advantages that a group's mean was taken from, at a ratio of 1, sum up to rounding: no weight is theirs.
+            if not np.abs(np.linalg.pinv(terms)[0]) @ limits <= KNOWN * weights[0]:
+                return None
             if not _all_show(weights[0], ((estimator, beta), ("entropy", bonus)), how, of, limits):
                 return None
             found = dict(zip(chosen, weights[1:] / weights[0], strict=True))

@@ -33,8 +33,9 @@ def place_below(root: str, file: Path, part: str) -> int | None:
     )
 
 
-#: What trainers call the number of a step that stands beside a batch's own fields.
-STEP_FIELDS = ("step", "global_step", "training_step", "train_step", "rollout_id", "iteration")
+#: What trainers call the number of a step that stands beside a batch's own fields. Beside a name that says whose step
+#: it is, `step` is another's (an environment's).
+STEP_FIELDS = ("global_step", "training_step", "train_step", "step", "rollout_id", "iteration")
 
 
 def step_within(tree: Any) -> int | None:

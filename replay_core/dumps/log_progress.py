@@ -168,6 +168,8 @@ class BarredSteps:
         if self._open is not None and len(steps) > 1:
             # Behind the last row of a run that was ended no bar is drawn any more.
             (one, of), (other, _) = [*steps.values()][-2:]
+            if other + other - one > of:
+                return {}  # past the bar's end: its bars are drawn before the rows they are of
             steps[self._open[0]] = other + other - one, of
         numbers = [at for at, _ in steps.values()]
         rise = all(one < other for one, other in pairwise(numbers))

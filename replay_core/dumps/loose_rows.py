@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ _PLACES = {
     "rank": regex(r"rank[_=-]?(\d{1,9})", re.IGNORECASE),
     "micro": regex(r"micro(?:_?(?:batch|step|idx))?[_=-]?(\d{1,9})", re.IGNORECASE),
 }
+
+#: How often rows that count turns begin anew, at least; a run that is resumed does so once.
+AGAIN = 2
 
 NAMED = "no framework writes such files: step, rank and micro are what the file names say, else the step of each row"
 NUMBERED = "files that name no step of their own are numbered as micro, in the order of their names"
@@ -73,12 +77,33 @@ def _keys(file: Path) -> list[RecordKey]:
     return [replace(key, step=step) for step in sorted(steps, key=lambda step: (step is not None, step or 0))]
 
 
+def _counts_something_else(file: Path, field: str) -> bool:
+    """Whether the rows count from the beginning over and over: turns of trajectories, and no steps of a training. Or
+    whether each rollout is one row, of a sample's tokens: a number of its own is a sample's.
+    """
+    try:
+        numbers = [row.places[0] for row in rows_by_place(file, (field,)).rows]
+    except RldbgError:  # what is wrong with the file is said when it is read
+        return False
+    if field == "rollout_id" and len(set(numbers)) == len(numbers) > 1 and _is_of_one_sample(first_row(file)):
+        return True
+    first = numbers[0]
+    return sum(now == first and before not in (first, None) for before, now in pairwise(numbers)) >= AGAIN
+
+
+def _is_of_one_sample(row: dict[str, Any] | None) -> bool:
+    """Whether a row has lists of numbers, and no list of lists."""
+    lists = [value for value in (row or {}).values() if isinstance(value, list)]
+    return bool(lists) and not any(isinstance(one, list) for value in lists for one in value[:1])
+
+
 def _step_field(file: Path) -> str | None:
     """What the rows of a file whose name says no step call their step."""
     row = first_row(file)
     if row is None or _key(file).step is not None:
         return None
-    return next((name for name in STEP_FIELDS if step_within({name: row.get(name)}) is not None), None)
+    field = next((name for name in STEP_FIELDS if step_within({name: row.get(name)}) is not None), None)
+    return None if field is None or _counts_something_else(file, field) else field
 
 
 def _key(file: Path) -> RecordKey:

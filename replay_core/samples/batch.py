@@ -171,7 +171,7 @@ class Batch:
         """Packs whose mask numbers their samples 1, 2, 3 ... in each row, with 0 behind them (open-instruct's
         attention_masks, the multipack masks of supervised trainers); None of a mask of zeros and ones.
         """
-        if mask is None or mask.max(initial=0) < 2 or (mask != np.rint(mask)).any():
+        if mask is None or mask.max(initial=0) < 2 or not np.isfinite(mask).all() or (mask != np.rint(mask)).any():
             return None
         numbers_BS = mask.reshape(shape).astype(np.int64)
         rises_BS = np.diff(np.where(numbers_BS > 0, numbers_BS, np.maximum.accumulate(numbers_BS, axis=1)), axis=1)
@@ -228,7 +228,19 @@ class Batch:
             mask_BS: Array = (slots >= starts_B) & (slots < starts_B + lengths_B[:, None])
             if (ids_BS[~mask_BS] == pad).all():
                 return mask_BS
+        if self._are_of_parts(lengths_B):
+            self.padding_known = False
+            return np.ones_like(by_lengths_BS)
         return by_lengths_BS
+
+    def _are_of_parts(self, lengths_B: Ints) -> bool:
+        """Whether lengths behind which tokens stand are those of prompts or of responses: in half of the samples as
+        many tokens count in the loss as that, or more.
+        """
+        mask = self.held.numbers("response_mask", "loss_mask")
+        if mask is None or mask.ndim != 2 or len(mask) != lengths_B.size:
+            return False
+        return bool(2 * ((mask != 0).sum(axis=1) >= lengths_B).sum() >= lengths_B.size)
 
     def _lengths_of_parts(self, shape: tuple[int, ...]) -> Array | None:
         """Lengths as prompt and response, where what stands behind them is one id: the padding is on the right."""

@@ -67,7 +67,8 @@ def _recorded(case: Case) -> tuple[dict[Any, list[_Recorded]], dict[Any, list[_R
         except RldbgError:
             continue
         for ref in refs:
-            place = key.rank, key.role, ref.name.removeprefix("metrics.")
+            # Stages of one step have a state each, and the next one's first may be this one's last.
+            place = key.rank, key.role, key.stage, ref.name.removeprefix("metrics.")
             if ref.numel == 1 and _SCALE.search(ref.name):
                 value = float(np.asarray(pages.array(ref)).reshape(-1)[0])
                 scales.setdefault(place, []).append(_Recorded(key.step, value, record, ref.name))

@@ -13,6 +13,8 @@ from replay_core.diagnose.rule import rule, skip_if
 #: Steps before and since, samples since; how likely chance may be, as a logarithm; what of its usual share of the
 #: samples a function still pays in the step before it ends.
 STEPS, SAMPLES, CHANCE, STILL = 2, 16, -20.0, 0.5
+#: And how likely, as a logarithm, by the prompts: a prompt's answers are often right or wrong all together.
+OF_PROMPTS = -7.0
 
 
 @rule("D172", "a reward function pays nothing any more", link="rewards", scope="case", lasts=True,
@@ -21,7 +23,8 @@ STEPS, SAMPLES, CHANCE, STILL = 2, 16, -20.0, 0.5
 def ends(case: Case) -> Finding | None:
     """One of several recorded reward functions is exactly 0 for all samples of every step from one on, 2 steps and 16
     samples and more, after 2 steps and more in which it paid some of them and still half as many in the last as in all;
-    chance, by the share it paid in that step, comes to e^-20 at the most, and another function pays since: a warning.
+    chance, by the share it paid in that step, comes to e^-20 at the most (to e^-7 by the share of prompts of which it
+    paid an answer before), and another function pays since: a warning.
     """
     steps: list[tuple[StepBatch, Array]] = []
     for batch in case.batches():
@@ -42,6 +45,8 @@ def ends(case: Case) -> Finding | None:
             continue
         samples = sum(functions_FB.shape[1] for _, functions_FB in after)
         if samples < SAMPLES or samples * np.log1p(-min(paid[since - 1], 0.999)) > CHANCE:
+            continue
+        if _are_hard_prompts(before, after, at):
             continue
         # What was a fine nobody has to pay any more was learnt.
         if min(float(np.nanmin(functions_FB[at])) for _, functions_FB in before) < 0:
@@ -65,3 +70,18 @@ def ends(case: Case) -> Finding | None:
             steps=[each.step for each, _ in after if each.step is not None],
         )  # fmt: skip
     return None
+
+
+def _are_hard_prompts(before: list[tuple[StepBatch, Array]], after: list[tuple[StepBatch, Array]], at: int) -> bool:
+    """Whether chance may have drawn no prompt since whose answers the function pays."""
+    paid = [each for batch, functions_FB in before for each in _paid_prompts(batch, functions_FB[at])]
+    since = sum(len(_paid_prompts(batch, functions_FB[at])) for batch, functions_FB in after)
+    return bool(since * np.log1p(-min(float(np.mean(paid)), 0.999)) > OF_PROMPTS)
+
+
+def _paid_prompts(batch: StepBatch, function_B: Array) -> list[bool]:
+    """Of each prompt, whether the function pays one of its answers."""
+    prompt_B = batch.group_B if batch.group_B is not None else batch.prompt_B
+    if prompt_B is None or len(prompt_B) != function_B.size:
+        return [bool(value) for value in function_B != 0]
+    return [bool((function_B[prompt_B == prompt] != 0).any()) for prompt in np.unique(prompt_B)]

@@ -273,6 +273,25 @@ def _with_terms(pairs: list[Pairs], made: list[float], weight: float | None) -> 
     return [with_term] if weight else [made, with_term]
 
 
+#: How sums over tokens go with their number over all answers, and what a token's log-probability comes to at least.
+GOES_WITH, OF_A_TOKEN = 0.5, 0.05
+
+
+def _are_means(pairs: list[Pairs]) -> bool:
+    """Whether log-probabilities of answers are recorded as means over tokens (TRL's CPO and ORPO trainers keep only
+    these): as numbers of the answers that are no larger where these are longer, or too small for sums.
+    """
+    if any(one.is_summed for one in pairs):
+        return False
+    sides = [(one.logps["policy", side], one.tokens[side]) for one in pairs for side in ("chosen", "rejected")]
+    size, tokens = np.abs(np.concatenate([each for each, _ in sides])), np.concatenate([each for _, each in sides])
+    if float(np.median(size / tokens)) < OF_A_TOKEN:
+        return True
+    if not np.ptp(size) > 0 or not np.ptp(tokens) > 0:
+        return False
+    return not float(np.corrcoef(size, tokens)[0, 1]) >= GOES_WITH
+
+
 def _simpo(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Formula]:
     skip_if(not all(one.counts_tokens for one in pairs), "needs how many tokens of each answer count")
     target = algorithm.number("simpo_gamma", "gamma")
@@ -285,8 +304,8 @@ def _simpo(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_F
     def ways(z: Callable[[Pairs], Array]) -> list[list[float]]:
         return _with_terms(pairs, [_sigmoid(z(one), smoothing) for one in pairs], weight)
 
-    mean = {one: beta * pairs[one].margin(by_token=True, with_ref=False) for one in range(len(pairs))}
-    of = {id(one): mean[number] for number, one in enumerate(pairs)}
+    are_means = _are_means(pairs)
+    of = {id(one): beta * one.margin(by_token=not are_means, with_ref=False) for one in pairs}
     # Some state the target as it stands in the loss, others as a part of beta.
     for each in (target, target * beta):
         for made in ways(lambda one, each=each: of[id(one)] - each):  # type: ignore[misc]
@@ -302,7 +321,9 @@ def _simpo(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_F
          "gamma does not reach the loss: a default of 0 stands in its place"),
     ]  # fmt: skip
     for z, what, cause in wrong:
-        for made in ways(z) if target or "target" not in what else []:
+        if (are_means and "sums" in what) or ("target" in what and not target):
+            continue
+        for made in ways(z):
             yield _Formula(made, what, cause)
 
 
@@ -325,8 +346,12 @@ def _orpo(pairs: list[Pairs], beta: float, algorithm: Algorithm) -> Iterator[_Fo
     skip_if(any(len(each) != 1 for each in named), "needs the supervised part beside ORPO's loss")
     nll = [each[0][1] for each in named]
     odds, plain = [], []
+    are_means = _are_means(pairs)
     for one in pairs:
-        each = {side: one.logps["policy", side] / one.tokens[side] for side in ("chosen", "rejected")}
+        each = {
+            side: one.logps["policy", side] / (1.0 if are_means else one.tokens[side])
+            for side in ("chosen", "rejected")
+        }
         with np.errstate(divide="ignore", invalid="ignore"):
             logit = {side: value - np.log1p(-np.exp(value)) for side, value in each.items()}
         odds.append(logit["chosen"] - logit["rejected"])

@@ -206,8 +206,8 @@ def pairs_of(records: list[Record]) -> Pairs | None:
         elif (ref.canonical or ref.name) in ("loss_mask", "response_mask") and len(ref.shape) == 2:
             mask = np.asarray(pages.array(ref))
     tokens = _counted(every, mask)
-    is_summed = len(logps) < 4
-    if is_summed and (summed := _summed(every, mask)) is not None:
+    is_recorded = ("policy", "chosen") in logps
+    if len(logps) < 4 and (summed := _summed(every, mask)) is not None:
         # What is recorded as a sum goes before what is summed here.
         holder, names, logps = holder or summed[0], summed[1] | names, summed[2] | logps
         tokens = tokens or summed[3]
@@ -218,6 +218,8 @@ def pairs_of(records: list[Record]) -> Pairs | None:
     if holder is None or len({values.size for values in logps.values()}) > 1:
         return None
     half = logps["policy", "chosen"].size
+    of_tokens = {ref.name for _, ref in every if len(ref.shape) == 2}
+    is_summed = not is_recorded and names["policy", "chosen"] in of_tokens
     if tokens and {each.size for each in tokens.values()} != {half}:
         tokens = {}
     rewards = {side: values for side, values in rewards.items() if values.size == half}

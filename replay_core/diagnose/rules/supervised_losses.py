@@ -35,6 +35,8 @@ class _Said(Struct, frozen=True):
     loss: float
     total: float
     counted: int
+    labelled: int
+    """Tokens that count, and first ones of rows that do: no loss is of them, though trainers count them as items."""
     attended: int
     slots: int
     items: float | None
@@ -72,10 +74,17 @@ def divided(case: Case) -> Finding | None:
     whole = {key: sum(one.counted for one in of) for key, of in by_update.items()}
     if made_by([float(whole[one.record.key.step, one.record.key.rank]) for one in every]):
         return None
+    items = {key: sum(one.labelled for one in of) for key, of in by_update.items()}
+    if made_by([float(items[one.record.key.step, one.record.key.rank]) for one in every]):
+        return None
     if all(one.items for one in every) and made_by([float(one.items or 1.0) for one in every]):
         return None
     own = next((by for by in shares.values() if made_by([n * one.counted for n, one in zip(by, every, strict=True)])),
                None)  # fmt: skip
+    if own is None and any(
+        made_by([n * one.labelled for n, one in zip(by, every, strict=True)]) for by in shares.values()
+    ):
+        return None
     first = every[0]
     evidence = [
         shown("loss", first.loss, f"{first.total / max(first.counted, 1):.6g}, over the tokens that count",
@@ -160,7 +169,7 @@ def _said(records: list[Record]) -> _Said | None:
                   if each in refs and refs[each][1].numel == 1), None)  # fmt: skip
     if not counts.any() or not np.isfinite([loss, total]).all() or loss <= 0 or total <= 0:
         return None
-    return _Said(record, ref.name, loss, total, int(counts.sum()), attended, ids.numel, items)
+    return _Said(record, ref.name, loss, total, int(counts.sum()), int(counts_BS.sum()), attended, ids.numel, items)
 
 
 def _counts(refs: dict[str, tuple[Record, TensorRef]], shape: tuple[int, ...]) -> Array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from replay_core.diagnose.case import Case
@@ -72,15 +73,15 @@ def first_prompts_again(log: RunLog) -> Finding | None:
     # A batch that comes again and again is L61's, and lengths of a few kinds come again by chance.
     if at is None or len(set(rows[:AGAIN])) < DIFFERENT_LENGTHS:
         return None
-    here, first = log.epochs.get(steps[at]), log.epochs.get(steps[0])
-    if here is not None and first is not None and int(here) > int(first):
+    here, first = (log.epochs.get(steps[each], math.nan) for each in (at, 0))
+    is_same_pass = math.isfinite(here) and math.isfinite(first)
+    if is_same_pass and int(here) > int(first):
         return None
-    is_same_pass = here is not None and first is not None
     return finding(
         "warning" if is_same_pass else "info",
         f"the data is read from its beginning again from step {steps[at]} on: the prompts of the {len(rows) - at} "
         f"steps since are as long as those of the first {len(rows) - at}, step by step"
-        + (", though the run says that it is in its first pass" if is_same_pass else ""),
+        + (", though the run says that it is in the same pass" if is_same_pass else ""),
         every[0].of(every[0].points[at:]),
         *(one.shown_at(one.points[at], f"any; {one.values[0]:.6g} in the first step") for one in every),
         cause="the run was resumed (or its workers started again) without the state of the data loader or its sampler: "

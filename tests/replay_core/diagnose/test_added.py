@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -198,3 +199,29 @@ def test_the_weight_of_a_value_head_s_loss_is_solved_for(
     found = of(look(with_values(tmp_path / "run", weight, divisor, **stated), "D49"), "D49")
     assert (found is not None) == bool(words)
     assert found is None or (found.severity == "error" and words in found.claim)
+
+
+def test_whole_groups_at_a_ratio_of_1_say_nothing_of_the_policy_s_weight(tmp_path: Path) -> None:
+    """Their advantages sum up to rounding: the KL alone is in the loss, by whatever share of itself."""
+    draw, stated = np.random.default_rng(0), {"kl_loss_coef": 0.04, "kl_loss_type": "low_var_kl"}
+    with Recorder(tmp_path / "run", flags={**stated, "loss_agg_mode": "seq-mean-token-mean"}) as recorder:
+        for step in range(6):
+            with recorder.step(step) as record:
+                for micro in range(4):
+                    ids_BS, lengths_B = draw.integers(3, 90, (8, 13)), draw.integers(3, 11, 8)
+                    mask_BT = (np.arange(10) < lengths_B[:, None]).astype(np.int64)
+                    now_BT = (-draw.random((8, 10)) * mask_BT).astype(np.float32)
+                    ref_BT = ((now_BT + 0.3 * draw.normal(0, 1, (8, 10))) * mask_BT).astype(np.float32)
+                    paid_GK = draw.integers(0, 2, (2, 4)).astype(float)
+                    left_GK = paid_GK - paid_GK.mean(1, keepdims=True)
+                    a_B = (left_GK / (paid_GK.std(1, ddof=1, keepdims=True) + 1e-4)).reshape(-1).astype(np.float32)
+                    d_BT, a_BT = ref_BT - now_BT, (a_B[:, None] * mask_BT).astype(np.float32)
+                    loss_BT = (-a_BT + 0.04 * (np.exp(d_BT) - d_BT - 1)).astype(np.float32)
+                    record("forward_data", micro=micro, input_ids=ids_BS, response_mask=mask_BT, log_probs=now_BT,
+                           attention_mask=np.concatenate([np.ones((8, 3), np.int64), mask_BT], 1), advantages=a_BT,
+                           old_log_probs=now_BT, ref_log_prob=ref_BT)  # fmt: skip
+                    means_B = torch.from_numpy(loss_BT * mask_BT.astype(np.float32)).sum(1) / torch.from_numpy(
+                        lengths_B
+                    )
+                    record("loss", {"loss": float(means_B.mean())}, micro=micro)
+    assert of(look(tmp_path / "run", "D49"), "D49") is None

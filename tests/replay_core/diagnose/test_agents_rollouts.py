@@ -498,6 +498,24 @@ def test_a_reward_function_pays_nothing_any_more(tmp_path: Path) -> None:
     assert "pays nothing from step 5 on" in found.claim
 
 
+def test_a_few_prompts_that_none_solves_are_no_function_that_broke(tmp_path: Path) -> None:
+    """Answers to a prompt are right or wrong nearly all together, and a step has two prompts."""
+    draw = np.random.default_rng(0)
+    with Recorder(tmp_path / "run") as recorder:
+        for step in range(6):
+            prompts = torch.tensor(draw.integers(3, 90, (2, 4))).repeat_interleave(16, 0)
+            right = np.repeat([step < 3, False], 16).astype(np.float32)
+            bonus = (draw.random(32) < 0.8).astype(np.float32)
+            with recorder.step(step) as record:
+                record(
+                    "trajectory", prompt_ids=prompts, completion_ids=torch.tensor(draw.integers(3, 90, (32, 6))),
+                    prompt_mask=torch.ones(32, 4, dtype=torch.int64), rewards=torch.tensor(right + 0.1 * bonus),
+                    completion_mask=torch.ones(32, 6, dtype=torch.int64),
+                    rewards_per_func=torch.tensor(np.stack([right, bonus], 1)),
+                )  # fmt: skip
+    assert of(look(tmp_path / "run", "D172"), "D172") is None
+
+
 @pytest.mark.parametrize(
     "share",
     [lambda step: 0.5, lambda step: max(0.5 - 0.12 * step, 0.0), lambda step: 0.02],

@@ -122,3 +122,25 @@ def test_a_divergence_below_0_drives_the_policy_away_from_its_teacher(tmp_path: 
     assert found is not None
     assert found.severity == "error"
     assert _distilled(tmp_path / "right", 1.0) is None
+
+
+def test_a_first_token_that_is_labelled_is_an_item_to_trainers_that_count_labels(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    with Recorder(tmp_path / "run") as recorder:
+        for step in range(4):
+            ids = torch.randint(5, 90, (4, 12), generator=draw)
+            logps = -3 * torch.rand(4, 11, generator=draw)
+            with recorder.step(step) as record:
+                record("forward_data", micro=0, input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids.clone(),
+                       log_probs=logps)  # fmt: skip
+                record("loss", micro=0, loss=float(-logps.double().sum() / ids.numel()))
+    assert of(look(tmp_path / "run", "D168"), "D168") is None
+
+
+def test_a_random_state_goes_on_from_stage_to_stage_and_from_step_to_step(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "run") as recorder:
+        for step in range(5):
+            with recorder.step(step) as record:
+                for at, stage in enumerate(("rollout", "loss", "optimizer")):
+                    record(stage, rng_state=torch.full((32,), 2 * step + at, dtype=torch.uint8))
+    assert of(look(tmp_path / "run", "D169"), "D169") is None

@@ -88,7 +88,8 @@ def _fields(laid: str, drawn: _Drawn, with_ref: bool) -> dict[str, Any]:
             held |= {f"ref_{side}_logprobs": drawn.refs[at]} if with_ref else {}
         else:
             held[f"{side}_labels"] = torch.where(drawn.counts[at] != 0, drawn.ids[at], -100)
-            held[f"policy_{side}_logps"] = drawn.sums(drawn.logps)[at]
+            by = drawn.tokens[at] if laid == "means" else 1.0
+            held[f"policy_{side}_logps"] = drawn.sums(drawn.logps)[at] / by
             held |= {f"reference_{side}_logps": drawn.sums(drawn.refs)[at]} if with_ref else {}
     return held
 
@@ -125,6 +126,13 @@ def test_a_mistake_in_a_loss_of_pairs_is_named_however_they_are_recorded(
 @pytest.mark.parametrize("how", ["simpo", "cpo", "orpo", "hinge", "sigmoid"])
 def test_losses_of_pairs_as_they_are_stated_are_quiet(how: str, laid: str, tmp_path: Path) -> None:
     assert _run(tmp_path / "run", how, laid) is None
+
+
+@pytest.mark.parametrize(("how", "words"), [("simpo", ""), ("orpo", ""), ("simpo, target added", "added to the margin"),
+                                            ("orpo, subtracted", "subtracted")])  # fmt: skip
+def test_means_over_tokens_that_are_recorded_are_not_divided_again(how: str, words: str, tmp_path: Path) -> None:
+    found = _run(tmp_path / "run", how, "means")
+    assert (found is not None and words in found.claim) if words else found is None
 
 
 @pytest.mark.parametrize("laid", ["halves", "tokens", "sums"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from math import log, nan
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +270,7 @@ def test_data_that_is_read_from_its_beginning_within_a_pass_is_told(tmp_path: Pa
     assert found.severity == "warning"
     assert "from step 61 on" in found.claim
     assert only(diagnosed(tmp_path, _asked(lambda n: None, 60)), "L76").severity == "info"
+    assert only(diagnosed(tmp_path, _asked(lambda n: nan, 60)), "L76").severity == "info"
     for normal in (_asked(lambda n: n // 60, 60), _asked(lambda n: 0, None)):
         assert "L76" not in {one.id for one in diagnosed(tmp_path, normal).findings}
 

@@ -44,3 +44,15 @@ def test_steps_are_counted_where_a_line_has_no_bar_or_the_bar_begins_again(tmp_p
     assert list(_steps(tmp_path, _bar(4), _bar(5), _bar(4))) == [0, 1, 2]
     loading = "Loading weights: 50%|##  | 2/4 [00:01<00:01,  1.00it/s]" + str({"loss": 0.5, "grad_norm": 1.0})
     assert list(_steps(tmp_path, loading, loading.replace("2/4", "3/4"))) == [0, 1]
+
+
+def test_bars_that_are_drawn_before_their_rows_give_no_step_past_their_end(tmp_path: Path) -> None:
+    lines = "".join(
+        "".join(f"\r {at}%|##   | {5 * at + each}/50 [00:10<01:00, 2.0s/it]" for each in range(1, 6))
+        + f"\n{{'loss': 0.{at % 7 + 1}, 'grad_norm': 0.4}}\n"
+        for at in range(10)
+    )
+    (tmp_path / "train.log").write_text(lines)
+    steps = [record.key.step or 0 for record in open_run(tmp_path / "train.log").records]
+    assert len(steps) == 10
+    assert max(steps) <= 50

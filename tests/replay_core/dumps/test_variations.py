@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
 from pathlib import Path
 
@@ -100,3 +101,26 @@ def test_folders_called_as_stages_are_no_nexrl_tree_where_no_file_is_called_as_i
     assert [(one.key.step, one.key.rank, one.key.micro, one.key.stage) for one in run.records] == [
         (1, 0, 0, "forward_data"), (1, 0, 0, "loss"), (1, 0, 1, "forward_data"), (1, 0, 1, "loss"),
     ]  # fmt: skip
+
+
+def test_a_step_of_the_environment_is_no_step_of_the_training(tmp_path: Path) -> None:
+    for folder, more in (("both", True), ("alone", False)):
+        rows = [
+            {"step": turn, **({"global_step": 7 + at} if more else {}), "input_ids": [1, 2, turn]}
+            for at in range(2) for _ in range(2) for turn in range(3)
+        ]  # fmt: skip
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [record.key.step for record in opened(tmp_path / "both").records] == [7, 8]
+    (whole,) = opened(tmp_path / "alone").records
+    assert whole.key.step is None
+    assert len(whole.tensors()[-1].shape) == 2
+
+
+def test_rollouts_of_one_sample_each_are_rows_of_one_record(tmp_path: Path) -> None:
+    rows = [{"rollout_id": at, "input_ids": [1, 2, at], "reward": 0.5} for at in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [record.key.step for record in opened(tmp_path).records] == [None]
+    batches = [{"rollout_id": at, "input_ids": [[1, 2, at], [1, 3, at]], "rewards": [0.5, 1.0]} for at in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in batches))
+    assert [record.key.step for record in opened(tmp_path).records] == [*range(6)]

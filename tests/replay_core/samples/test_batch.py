@@ -255,3 +255,10 @@ def test_a_mask_that_counts_padding_moves_no_response_of_prompts_that_are_padded
 def test_samples_of_known_length_may_begin_behind_pads(rows: Any, lengths: Any, expected: Any) -> None:
     fields = [ref("input_ids", rows, "full"), ref("sample_lengths", lengths)]
     assert listed(token_ids(fields)) == expected
+
+
+def test_lengths_of_responses_alone_cut_no_samples() -> None:
+    ids = [[5, 6, 7, 8, 0, 0], [1, 2, 3, 4, 9, 0]]
+    fields = [ref("input_ids", ids, "full"), ref("response_mask", [[1, 1, 0, 0], [1, 1, 1, 0]]),
+              ref("sample_lengths", [2, 3])]  # fmt: skip
+    assert listed(token_ids(fields)) == ids
