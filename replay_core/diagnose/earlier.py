@@ -4,11 +4,13 @@ before responses are cut.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.signals import RunLog, Series, Told
+from replay_core.regexes import regex
 
 #: Nats per token of a policy that hardly samples; and of one that samples noise from the first step on.
 HARDLY, NOISE = 0.1, 2.5
@@ -54,6 +56,29 @@ def noisy_policy(log: RunLog) -> float | None:
     least = min(series.finite)
     # A tenth of the best that a reward of 0 to 1 comes to.
     return trends.level(series.finite) if least > NOISE and trends.level(reward.finite) <= 0.1 else None
+
+
+#: Weights that a policy cannot do without, as the line names them that says they begin at random: a value's or a
+#: score's head is meant to.
+_FRESH = regex(r"newly initialized:?\s*(?P<names>\[[^\]\n]*\]?|[^\n]{1,200})")
+_HEADS = regex(r"(?:score|v_head|value_head|classifier|summary)\b")
+
+
+def fresh_weights(log: RunLog) -> Told | None:
+    """What the log says of the policy's weights that no checkpoint held, and that begin at random."""
+    for told in log.told:
+        found = _FRESH.search(told.text)
+        if found is not None and not _HEADS.search(found["names"]):
+            return told
+    return None
+
+
+def names_in(text: str) -> str:
+    """The names of such weights, the first few of them."""
+    found = _FRESH.search(text)
+    names = [] if found is None else re.findall(r"[\w.]+\.\w+", found["names"])
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more if names else "some of them"
 
 
 def grown_lengths(log: RunLog, cut: Series) -> tuple[float, float] | None:

@@ -27,8 +27,10 @@ _EPOCH = regex(r"(?<![A-Za-z0-9])(epoch|episode)\s{0,8}[:=#]?\s{0,8}(\d{1,12})(?
                re.IGNORECASE)  # fmt: skip
 #: Between two metrics; a comma inside a number is none.
 _BETWEEN = regex(r"\s[-–]{1,3}\s|[|;()\[\]{}]|,(?!\d)|,\s")
+#: What a number is counted in, behind it: `37.5 GiB`, `24.1G`, `1128 tokens/s`, `8.3s`.
+_UNIT = r"(?:[GM]i?B?|ms|s|it/s|tok(?:en)?s?/s(?:ec)?|TFLOPS?|samples/s)"
 _ALONE = regex(
-    rf"^\s{{0,40}}([A-Za-z][\w./@%-]{{0,60}}(?:\s[A-Za-z][\w./@%-]{{0,30}}){{0,3}}?)(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}\s?%|{_NUMBER})\s?(?:s|ms)?\s{{0,40}}$",
+    rf"^\s{{0,40}}([A-Za-z][\w./@%-]{{0,60}}(?:\s[A-Za-z][\w./@%-]{{0,30}}){{0,3}}?)(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}\s?%|{_NUMBER})\s?({_UNIT})?\s{{0,40}}$",
     re.IGNORECASE,
 )
 #: What a figure of held-out samples has before its name, and what a line of them before its step: `val loss 0.7`,
@@ -38,8 +40,10 @@ _OF_HELD_OUT = regex(rf"(?i)^\s{{0,4}}(?:{_HELD_OUT})[/_ .-]")
 _OF_AN_EVALUATION = regex(rf"(?i)(?:^|[\s\[(|])(?:{_HELD_OUT})(?: (?:at|after|of))?[\]):|]?[\s|\[(-]{{1,4}}$")
 #: How far a number may be off, behind it: `0.41±0.03`.
 _OFF = regex(rf"({_NUMBER})\s?(?:±|\+/-|\+-)\s?{_NUMBER}", re.IGNORECASE)
+#: A mean with the most beside it: `len=12.2/18`. Whole numbers are a share, of which only the parts are told.
+_OF_MOST = regex(r"(\d\.\d{1,12})/\d{1,9}(?:\.\d{1,12})?(?=[\s,;|)]|$)")
 _PAIR = regex(
-    rf"(?<![\w.])((?:(?:{_HELD_OUT})\s(?=[A-Za-z]))?[A-Za-z][\w./@-]{{0,60}})(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}%|{_NUMBER})(?:s|ms)?(?=[\s,]|$)",
+    rf"(?<![\w.])((?:(?:{_HELD_OUT})\s(?=[A-Za-z]))?[A-Za-z][\w./@-]{{0,60}})(?:\s{{0,8}}[:=]\s{{0,8}}|\s{{1,8}})({_NUMBER}%|{_NUMBER})({_UNIT})?(?=[\s,]|$)",
     re.IGNORECASE,
 )
 _WATCHED = regex(
@@ -149,20 +153,30 @@ def pairs_in(text: str) -> Iterator[tuple[str, float]]:
         for name, part, of, said in _COUNTED.findall(text):
             if int(of) and abs(100 * int(part) / int(of) - float(said)) <= _ROUNDED:
                 yield name, int(part) / int(of)
+    if "/" in text:
+        text = _OF_MOST.sub(r"\1", text)
     if "±" in text or "+/-" in text or "+-" in text:
         text = _OFF.sub(r"\1", text)
     for piece in _BETWEEN.split(text):
         whole = _ALONE.match(piece)
-        for name, said in [whole.groups()] if whole else _PAIR.findall(piece):
-            yield name, _number(name, said.replace(",", ""))
+        for name, said, unit in [whole.groups()] if whole else _PAIR.findall(piece):
+            yield name, _number(name, said.replace(",", ""), unit or "")
 
 
 #: A name that says itself what it is counted in.
 _IN_HUNDREDTHS = regex(r"(?i)%|perc|pct")
 
 
-def _number(name: str, said: str) -> float:
-    """A number as it is printed; a share that is printed in hundredths, `Truncation 8.3%`, is a share."""
+#: What is counted in bytes: memory that is printed in MiB is told in GiB, as most print it.
+_OF_MEMORY = regex(r"(?i)mem|vram")
+
+
+def _number(name: str, said: str, unit: str) -> float:
+    """A number as it is printed; a share that is printed in hundredths, `Truncation 8.3%`, is a share, and memory of so
+    many MiB is GiB.
+    """
+    if unit[:1] == "M" and _OF_MEMORY.search(name):
+        return float(said) / 1024
     if not said.endswith("%"):
         return float(said)
     return float(said[:-1]) / (1 if _IN_HUNDREDTHS.search(name) else 100)

@@ -48,7 +48,8 @@ class LogSettings:
             return
         text, of_critic = self._parted(text)
         for match in _SETTING.finditer(of_critic):
-            self._add(f"critic.{match['name']}", _value(match["value"]))
+            if (value := _value(match["value"])) is not _ROUNDED:
+                self._add(f"critic.{match['name']}", value)
         if not ("=" in text or ":" in text or ".." in text):
             return
         if self._in_evaluation:
@@ -69,7 +70,8 @@ class LogSettings:
             told.append(("rollout_n", float(found["n"])))
         self._in_rollout = self._in_rollout and "}" not in text
         for name, value in told:
-            self._add(name, value)
+            if value is not _ROUNDED:
+                self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
         if name in self._values and self._values[name] != value:
@@ -108,8 +110,15 @@ class LogSettings:
         return {name: value for name, value in self._values.items() if name not in self._twice}
 
 
+#: A 0 of two decimals and more is any number that is less than half its last place: `lr: 0.00` may be 1e-6.
+_ROUNDED = object()
+_ZERO = regex(r"-?0?\.00+")
+
+
 def _value(text: str) -> Any:
     text = text.strip("\"'")
+    if _ZERO.fullmatch(text):
+        return _ROUNDED
     if text.lower() in _CONSTANTS:
         return _CONSTANTS[text.lower()]
     try:

@@ -76,6 +76,7 @@ _LIKELY = regex(
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
     rb"|(?i:loss|rewards?|kl|entropy|grad_norm|score)[\w/.]{0,30}[\"'`]?\s{0,8}[:=|\t, ]\s{0,60}[-+]?(?:\d|\.\d|nan"
     rb"|inf)"
+    rb"|(?:(?<![\w.])[A-Za-z]\w{0,30}=[-+]?[\d.]{1,12}(?:[/%\w][\w./%-]{0,16})?[ ,|]{1,4}){3}"
     rb"|(?i:\b(?:step|epoch|iter)\w{0,6}\s{0,8}[,|\t ]\s{0,8}(?:training loss|loss|reward)\b)|(?i:\bloss\b\s{0,8}[,|])"
     rb"|(?m:^)\s{0,8}\|\s{0,8}(?i:step|iter(?:ation)?|epoch)s?\s{0,8}\|"
     rb"|(?m:^)it\s{1,4}\d{1,12} \|"
@@ -312,7 +313,8 @@ def _log(path: Path) -> _Log:
                 log.add(at, {name: value}, line.rank, line.number)
         if step is not None and line.stream in unnumbered and is_of_an_environment(line.text, values):
             values = {}  # an environment's own step, among those of a trainer that numbers none
-        if not values and last is None:
+        # What a panel of metrics holds is told at its end, and is none of the settings.
+        if not values and last is None and not in_panel:
             log.settings.take(line.text)
         if not values and "poch" in line.text.lower() and (epoch := epoch_begun(line.text)) is not None:
             marks.append((line.number, epoch))

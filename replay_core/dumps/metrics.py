@@ -5,6 +5,7 @@ log_history.json, metrics*.json                                       the list a
 logging.jsonl, metrics*.jsonl                                         a flat mapping per line
 any other .jsonl      {"step": 1, "train/loss": …, …} per line: a step, and a loss, a rate or a norm of the gradient
 progress.csv, metrics*.csv, wandb_export*.csv                         a head with a step, and rows of numbers
+any .jsonl or .json   {"step": 1, "tag": "train/loss", "value": 0.1} one number a row (TensorBoard, MLflow)
 EXPERIMENT.jsonl     {"step": 1, "data": {…}} per line                  verl's file logger
                      {"step": 1, "actor": {"pg_loss": …}, …} per line   EasyR1's: rooms in rooms, read as actor/pg_loss
 A file that is named itself may be called anything: a table (`metric_tables.py`), rows that count, columns by name
@@ -79,6 +80,9 @@ def _files(path: Path) -> Iterator[Path]:
                     continue
                 rooms = row is not first and (first.keys() == {"step", "data"} or any(map(_TRAINED.search, row)))
                 named = _LINES.search(text) or rooms or (path.is_file() and _count(folder.file(file)))
+                if _is_of_one(first) and _tags_tell(folder.file(file)):
+                    yield folder.file(file)
+                    continue
                 # Whatever a log of one's own is called (wandb.jsonl): one number per step of what only training has.
                 own = any(map(_TRAINED.search, row)) and not _OF_A_RECORD.search(text)
                 if named or (own and (path.is_file() or not row.keys().isdisjoint(STEP_FIELDS))):
@@ -175,8 +179,41 @@ def _of_held_out(row: dict[str, Any]) -> dict[str, Any]:
     return {f"eval/{name}" if name in figures else name: value for name, value in row.items()}
 
 
+#: What a row of one metric calls its name, and its number.
+_TAG, _OF_TAG = ("tag", "metric", "key", "name", "metric_name", "variable", "series"), ("value", "val")
+
+
+def _is_of_one(row: dict[str, Any]) -> bool:
+    """Whether a row has a metric's name and its value beside a step, and no number of its own."""
+    return (
+        any(isinstance(row.get(name), str) for name in _TAG)
+        and any(name in row for name in _OF_TAG)
+        and not row.keys().isdisjoint(STEP_FIELDS)
+        and len(row) <= _WIDEST
+    )
+
+
+#: Fields of a row of one metric: its clock, run and host beside it. Bytes that are looked at for names of training.
+_WIDEST, _LOOKED_BYTES = 8, 1 << 18
+
+
+def _tags_tell(file: Path) -> bool:
+    """Whether rows of one metric each, at the beginning of a file, name one that trainers watch."""
+    with regular(file) as opened:
+        rows = [_mapping(line) for line in opened.read(_LOOKED_BYTES).splitlines()]
+    names = [name for row in rows if row is not None and _is_of_one(row) for name in _unwrapped(row)]
+    return any(_TRAINED.search(name) or _OF_A_POLICY.search(name) for name in names)
+
+
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
-    """A row's metrics: verl's file logger keeps them under `data`, beside the step."""
+    """A row's metrics: verl's file logger keeps them under `data`, beside the step; a row of one metric has its name in
+    one field and its number in another.
+    """
+    if _is_of_one(row):
+        step = {name: row[name] for name in STEP_FIELDS if name in row}
+        name = next(row[name] for name in _TAG if isinstance(row.get(name), str))
+        value = next(row[name] for name in _OF_TAG if name in row)
+        return {**step, name: value} if _is_number(value) else step
     inner = row.get("data")
     if isinstance(inner, dict) and row.keys() == {"step", "data"}:
         return {"step": row["step"], **inner}
@@ -222,8 +259,18 @@ def _history(file: Path, problems: list[Problem] | None) -> list[dict[str, Any]]
         tree = tree["log_history"]
     elif (listed := _listed(tree)) is not None:
         tree = listed
-    rows = tree if isinstance(tree, list) else _by_columns(tree) or [_summary(tree)]
+    rows = _of_one_each(tree) if isinstance(tree, list) else _by_columns(tree) or [_summary(tree)]
     return [row for row in rows if _is_flat(row)] if content.container == "json" else []
+
+
+def _of_one_each(rows: list[Any]) -> list[Any]:
+    """Rows as they are; those of one metric each together by their step."""
+    if not rows or not all(isinstance(row, dict) and _is_of_one(row) for row in rows):
+        return rows
+    merged: dict[Any, dict[str, Any]] = {}
+    for row in map(_unwrapped, rows):
+        merged.setdefault(_step(row), {}).update(row)
+    return [merged[step] for step in sorted(merged, key=lambda step: (step is None, step or 0))]
 
 
 def _listed(tree: Any) -> list[Any] | None:
@@ -355,8 +402,19 @@ def _settings(file: Path) -> dict[str, Any]:
         return {}
     if "config" in (row.get("event"), row.get("type"), row.get("kind")):
         return row
+    if _is_of_one(row):
+        row = {"config": _text_of(row)}
     config = row.get("config")
     return config if isinstance(config, dict) else {}
+
+
+def _text_of(row: dict[str, Any]) -> Any:
+    """The settings that a row of one metric holds as a text of JSON, as TensorBoard's summaries do."""
+    text = next(row[name] for name in _OF_TAG if name in row)
+    try:
+        return json.loads(text) if isinstance(text, str) and text[:1] == "{" else None
+    except ValueError:
+        return None
 
 
 def _is_history(file: Path) -> bool:
@@ -374,6 +432,8 @@ def _steps(file: Path, found: Index) -> list[int | None]:
     except RldbgError as error:
         found.problems.append(Problem(str(file), error.message))
         return [None]
+    if _is_tagged(file):
+        return list(_together(places))
     return list(_numbered(places, file, found.notes))
 
 
@@ -401,6 +461,19 @@ def _numbered(places: list[int | None], file: Path, notes: list[str] | None) -> 
                 notes.append(NUMBERED)
         by_step[place].append(position)
     return by_step
+
+
+def _is_tagged(file: Path) -> bool:
+    """Whether lines are of one metric each."""
+    return file.suffix == ".jsonl" and (first := _first(file)) is not None and _is_of_one(first)
+
+
+def _together(places: list[int | None]) -> dict[int | None, list[int]]:
+    """Step -> positions of its rows, of one metric each: a metric's steps may stand behind those of another."""
+    by_step: dict[int | None, list[int]] = defaultdict(list)
+    for position, place in enumerate(places):
+        by_step[place].append(position)
+    return dict(sorted(by_step.items(), key=lambda one: (one[0] is None, one[0] or 0)))
 
 
 #: Of a file's rows, one in so many may have a wrong number; and from how many rows on it shows.
@@ -513,7 +586,8 @@ def _steps_rows(path: Path) -> tuple[dict[int | None, list[Row]], tuple[Problem,
     """Step -> its lines, and what is wrong with any: a file may hold a step for every row."""
     found = rows_by_place(path, STEP_FIELDS)
     rows = found.rows[_heads(path) :]
-    numbered = _numbered([_known(row.places) for row in rows], path, None)
+    places = [_known(row.places) for row in rows]
+    numbered = _together(places) if _is_tagged(path) else _numbered(places, path, None)
     return {step: [rows[i] for i in positions] for step, positions in numbered.items()}, found.problems
 
 

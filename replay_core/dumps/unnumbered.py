@@ -5,7 +5,7 @@
     INFO - train - loss=nan, kl=0.2    or/pg_loss:0.0 - actor/grad_norm:nan      the end of a line, its beginning lost
 
 A name that comes again begins a new step; one that is called a step numbers it, and so does what stands before all
-else ([3/100]  loss: 0.1).
+else ([3/100]  loss: 0.1; [0003] rew=0.1), where that rises.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _WORD = regex(r"[A-Za-z]{2,}")
 _STEPS = frozenset(("step", "global_step", "train/global_step", "iteration", "iter", "training_step", "_step"))
 #: How a line says which step it is of before all else: [3/100], 3/100.
 _LEADS = regex(r"^\s{0,8}[\[(]?(\d{1,9})\s?/\s?\d{1,9}[\])]?[\s:|,-]{1,4}\S")
+#: The same without the last one: [0003], (3), #3, 3:, 3 |.
+_BARE = regex(r"^\s{0,8}(?:\[\s?(\d{1,9})\s?\]|\((\d{1,9})\)|#\s?(\d{1,9})\b|(\d{1,9})\s?[:|)])[\s:|,-]{0,4}[A-Za-z]")
 #: Words beside the pairs of a line: a logger's name and level. A sentence has more.
 _BESIDE = 4
 #: Lines of a block with no watched name that may still turn out to belong to one that has.
@@ -52,7 +54,8 @@ class Unnumbered(Struct):
             self.close()
         if not values:
             return
-        if not self._names.isdisjoint(values):
+        again = not self._names.isdisjoint(values)
+        if again:
             self.close()
             self._step, self._names = self._step + 1, set()
         # open-instruct's global_step counts episodes, and its training_step the steps.
@@ -62,6 +65,11 @@ class Unnumbered(Struct):
             # Batches of an epoch are counted so, too, and begin anew with each.
             at = int(leads[1])
             self._led = None if self._led is None or at < self._led else at
+            step = self._led
+        elif step is None and (bare := _BARE.match(line)) is not None:
+            # A rank or a process stands there, too: of several steps it is the same.
+            at = int(next(filter(None, bare.groups())))
+            self._led = None if self._led is None or at < self._led or (again and at == self._led) else at
             step = self._led
         if step is not None and 0 <= step < 1e12 and step == int(step):
             self._step = int(step)

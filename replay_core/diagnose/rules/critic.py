@@ -542,12 +542,14 @@ def overshoots(log: RunLog) -> Finding | None:
     and more than in the first step, past what lies between the first value and the return: a warning, an error in half
     of the steps, or where the largest and least values lie far outside of the returns' range in as many and to the end.
     A critic that is loaded may begin far off, and comes nearer.
+    Values and returns that go up together to three times the most that is paid and more, and were no more than it at
+    first: an error. Returns hold the critic's own values, so that both run away beside each other.
     """
     values, returns = given(log.get("value_mean")), given(log.get("return_mean"))
     rows = [(step, value, due) for step, (value, due) in together(values, returns) if step is not None]
     over = _overshot(rows)
     if over is None:
-        return None
+        return _beyond_what_is_paid(log, values, returns)
     worst = max(over.bad, key=lambda one: abs(one[1] - one[2]))
     told = over.told(next(point for point in values.points if point.step == worst[0]).where(values.name))
     if not is_far_outside(log):
@@ -561,6 +563,42 @@ def overshoots(log: RunLog) -> Finding | None:
     if explained is not None and explained.finite:
         beside.append(explained.shown(median(explained.finite), "> 0"))
     return replace(told, severity="error", evidence=(*told.evidence, *beside))
+
+
+#: How many times the most that is paid values and returns come to before they hold nothing but each other; steps that
+#: tell it, and those at either end.
+BEYOND, RUN_AWAY, ENDS = 3.0, 16, 4
+
+
+def _beyond_what_is_paid(log: RunLog, values: Series, returns: Series) -> Finding | None:
+    """A critic that is taught its own values: they and the returns rise without a bound, where rewards have one."""
+    paid = log.get("reward")
+    if paid is None or len(paid.finite) < RUN_AWAY or min(len(values.finite), len(returns.finite)) < RUN_AWAY:
+        return None
+    known = [
+        abs(value) for name in ("reward", "reward_max", "reward_min") for one in log.all(name) for value in one.finite
+    ]
+    most = max(known)
+    ends = [(median(one.finite[:ENDS]), median(one.finite[-ENDS:])) for one in (values, returns)]
+    if not most or not all(abs(begun) <= most and now > BEYOND * most for begun, now in ends):
+        return None
+    if not all(trends.drift(one.finite) > trends.DRIFT_Z for one in (values, returns)):
+        return None
+    return error(
+        f"the critic runs away: mean values and returns come to {ends[0][1]:.3g} and {ends[1][1]:.3g}, where no reward "
+        f"is over {most:.3g}",
+        next(point for point in values.points if point.value > BEYOND * most).where(values.name),
+        values.shown(ends[0][1], f"about {paid.finite[-1]:.3g}"),
+        returns.shown(ends[1][1], f"< {most:.3g} where rewards are not paid twice"),
+        shown("the most that is paid", most),
+        shown("mean value and return at first", f"{ends[0][0]:.3g}, {ends[1][0]:.3g}"),
+        cause="returns are made of the critic's own values, and each update adds to them: the last token's value is "
+        "bootstrapped although the response has ended, the value of another place is taken for the next token's, "
+        "or the reward is added for every token; the critic follows its targets, and both rise without a bound",
+        next_step="print rewards, values and returns of one response: its last return is its last reward; rldbg record "
+        "-- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
+        steps=[point.step for point in values.points if point.step is not None and point.value > BEYOND * most],
+    )
 
 
 #: Tokens of a response that are followed for places that samples share.

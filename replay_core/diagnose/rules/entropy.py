@@ -51,7 +51,8 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     comes to three times its beginning (a warning where all of it is lost: L08 says so, unless the entropy leaves its
     range first, comes to twice its beginning, and no spike of the gradient stands before), or where it rises by .3 nats
     and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
-    twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile (and does not
+    twentieth of its spread): a bonus that outweighs the reward; or
+    where a bonus over .05 is stated and the reward falls. Info where the reward rises meanwhile (and does not
     fall in its last quarter) and the entropy grows without a stated bonus over .05; or where it rises while a twelfth
     of the entropy is left (by what chance explains in one case of twenty), or to .8 and more of 1, or step by step as
     that falls (rank correlation below -.9). Info as well where the entropy goes by and by (no twelfth is left after
@@ -171,12 +172,14 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
     onset = begun + ONSET * (now - begun)
     stated = entropy_bonus(log.algorithm)
     large = stated is not None and stated > STRONG
+    # A bonus that no recipe has, and an entropy that rises until the reward is lost: that is no cause among several.
+    outweighs = large and lost
     leads = lost and now > GROWS_AT_LEAST * begun and _goes_first(log, series, given(reward))
     # A policy that falls apart earns less; one that explores more (a higher clip bound, a small bonus) need not.
     learns = not large and bonus is None and reward is not None and trends.rises(reward.finite) and _holds(reward)
     yield finding(
         "error"
-        if (lost and now > APART * begun and falls_apart(log) is None) or bonus is not None or leads
+        if (lost and now > APART * begun and falls_apart(log) is None) or bonus is not None or leads or outweighs
         else "info"
         if learns
         else "warning",

@@ -1497,7 +1497,9 @@ def form_over_answers(log: RunLog) -> Finding | None:
     explains (12 steps and more): an error. So does one for the format that comes to 19 twentieths of its most from
     four fifths and less: it is learnt in the first steps, and at rest since. Or one that rises to nine tenths of its
     most while right answers come to half and less, third by third and each trend by p = .05; or are at half and less of
-    their first 4 steps ever since the format is learnt, early in the run. Of 3 and more, where one
+    their first 4 steps ever since the format is learnt, early in the run. Or right answers that rose
+    and are lost again from their best on, down to where they began and by half, while what is paid goes on to rise, a
+    tenth of the run and more. Of 3 and more, where one
     rises and the other falls in every step, and each by half: worth knowing. Where the reward is one weighted sum of
     its functions (solved for over all steps) and a right answer weighs more in it than the form, the form is not what
     answers were lost for: worth knowing (a reward that falls with it is L08's).
@@ -1530,6 +1532,7 @@ def form_over_answers(log: RunLog) -> Finding | None:
         is_lost = form is not whole and (
             (_is_all_there_is(form.finite) and _is_lost(right.finite)) or _is_given_up(form, right)
         )
+        is_lost = is_lost or _is_traded(form, right)
         if (is_up and down < -trends.DRIFT_Z) or is_lost:
             if form is not whole and 0 <= paid_for.get(form.name, -1.0) + ROUNDING < paid_for.get(right.name, 0.0):
                 return _paid_and_lost(form, right, paid_for)
@@ -1558,6 +1561,39 @@ def form_over_answers(log: RunLog) -> Finding | None:
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
             )
     return None
+
+
+#: Parts of a run that one is compared with, steps of such a part at the least; what of its way up is lost again.
+PARTS, A_PART, LOST = 10, 4, 0.5
+
+
+def _is_traded(form: Series, right: Series) -> bool:
+    """Whether answers that were learnt are lost from their best on, half of what they had gained and more, while what
+    is paid goes on to rise: a tenth of the run by a tenth, neither by chance.
+    """
+    values, size = right.finite, max(len(right.finite) // PARTS, A_PART)
+    steps = {point.step: at for at, point in enumerate(form.points) if math.isfinite(point.value)}
+    if len(values) < 4 * size or len(steps) < len(form.points):
+        return False
+    parts = [trends.level(values[at : at + size]) for at in range(0, len(values) - size + 1, size)]
+    best = max(range(len(parts)), key=parts.__getitem__)
+    if not 0 < best * size <= len(values) - 3 * A_PART:
+        return False
+    now = trends.level(values[-size:])
+    least = parts[0]
+    if (
+        parts[best] - now < max(LOST * (parts[best] - least), LOST * parts[best])
+        or now > min(values[:size][0], least) + 1e-9
+    ):
+        return False
+    tail = [point for point in right.points if math.isfinite(point.value)][best * size :]
+    beside = [form.finite[steps[point.step]] for point in tail if point.step in steps]
+    return (
+        len(beside) >= 3 * A_PART
+        and trends.drift([point.value for point in tail]) < -trends.DRIFT_Z
+        and trends.drift(beside) > trends.DRIFT_Z
+        and trends.level(beside, 3) > trends.level(form.finite[:3])
+    )
 
 
 #: What rounding leaves of a weight that is none.

@@ -34,6 +34,7 @@ from replay_core.diagnose.finding import Evidence, Finding, Where, error, findin
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, numbers, steps_of, steps_told
 from replay_core.diagnose.own_means import TERMS, OwnMean, is_own, own_means
+from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.rules.summed import over_slots, summed_kl, undivided
@@ -1552,6 +1553,10 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
         return
     told_in_micros = {point.step for point in log.micros("pg_loss")}
     zero = [step for step in steps_told(log) if step.loss == 0 and step.step not in told_in_micros]
+    told = log.get("loss") or log.get("pg_loss")
+    if told is not None and 4 * len(zero) < len(told.points):
+        # 0.0000 among losses that are printed otherwise is a small one.
+        zero = [step for step in zero if not is_of_decimals(told.name, step.point.path, step.point.line)]
     # Where samples are recorded, they say why (D02).
     told_by_samples = {batch.step for batch in (log.samples() if zero else ()) if _says_why(batch)}
     zero = [step for step in zero if step.step not in told_by_samples]
@@ -1564,19 +1569,19 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
             if both
             else "an on-policy ratio of 1, which is no error, or a gradient that is lost (both need grad_norm)"
         )
-        told = [point for point in given(log.get("loss") or log.get("pg_loss")).points if math.isfinite(point.value)]
+        finite = given(told).finite
         paid_alike = _paid_alike(log, untold)
         # Groups that are all right, or all wrong, give a loss of 0 in steps of few groups, while the others teach.
-        teaches = not both and len(untold) < len(told) and (paid := log.get("reward")) and trends.rises(paid.finite)
+        teaches = not both and len(untold) < len(finite) and (paid := log.get("reward")) and trends.rises(paid.finite)
         yield finding(
-            "warning" if 4 * len(untold) >= len(told) and paid_alike is None and not teaches else "info",
+            "warning" if 4 * len(untold) >= len(finite) and paid_alike is None and not teaches else "info",
             f"{'loss and gradient are' if both else 'the loss is'} 0, "
             + (
                 "and the log does not say why"
                 if paid_alike is None
                 else "in steps whose answers are all right"
                 if paid_alike == 1
-                else f"in steps whose answers all earn {paid_alike:.4g}"
+                else f"in steps whose mean reward is {paid_alike:.4g}"
             ),
             untold[0].point.where("loss"),
             *numbers(loss=0.0, grad_norm=untold[0].grad, steps=len(untold)),

@@ -190,7 +190,7 @@ def falls_back(log: RunLog) -> Finding | None:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
     where they were in the first steps (within .35 of the way they had come, or as far past it at the most), and stay
     there for 4 (a KL to a fifth of the way at once): a warning. Without a logged KL three others have to, or two that
-    go the whole way of the run's first steps once more (to a quarter of it on average). A KL may also
+    go the whole way of the run's first steps once more (to a quarter of it on average, the other to .35). A KL may also
     fall to a fiftieth of itself, as it began. Each has to have come further than three times what a step changes, and
     none of reward, entropy and length may stay where it had come to (nine tenths of the way and more): first weights
     take all of them back. New prompts take the reward back, and not the KL; a new reference the KL, and not the reward.
@@ -215,8 +215,10 @@ def falls_back(log: RunLog) -> Finding | None:
             told_twice = any(one.values == each.values for each in with_it.values())
             if step is not None and other is not None and abs(other - step) <= 1 and not told_twice:
                 with_it.setdefault(one.signal, one)
-        once_more = [one for one in with_it.values() if step is not None and _goes_the_same_way(one, step)]
-        fewest = 2 if far is not None or len(once_more) >= 2 else 3
+        once_more = [one for one in with_it.values() if step is not None and _goes_the_same_way(one, step, NEAR)]
+        # Of two that go it again one goes it closely: how few prompts a step has is all that the other is off by.
+        closely = any(step is not None and _goes_the_same_way(one, step) for one in once_more)
+        fewest = 2 if far is not None or (len(once_more) >= 2 and closely) else 3
         if len(with_it) < fewest or (far is not None and "kl" not in with_it):
             continue
         # First weights take all figures back: one that goes on says that a new stage has a new reference, and prompts.

@@ -14,7 +14,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import filters_overlong
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.earlier import grown_lengths, noisy_policy
+from replay_core.diagnose.earlier import fresh_weights, grown_lengths, names_in, noisy_policy
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
@@ -178,6 +178,7 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     apart = runs_into_the_limit(log) is not None
     always = always or (count >= HABIT and now >= NEARLY and _all_along(series, NEARLY))
     grown, noise = (None, None) if pinned is not None or apart else (grown_lengths(log, series), noisy_policy(log))
+    fresh = fresh_weights(log) if noise else None
     idle = _all_along(series, MANY) and rests(log) is not None
     idle = idle or (_all_along(series, OFTEN) and _earns_little(reward))
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
@@ -198,6 +199,7 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         + _from_the_start(series, longest)
         + (
             f": the policy samples noise, its entropy is {noise:.3g} nats per token from the first step on"
+            + ("" if fresh is None else f", and {names_in(fresh.text)} begins at random")
             if noise
             else f": responses grow from {grown[0]:.3g} to {grown[1]:.3g} tokens, into the limit"
             if grown
@@ -214,6 +216,10 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         if apart
         else "the engine does not stop at the end token (ignore_eos, another id), or the limit is far too small"
         if pinned is not None
+        else "weights that the checkpoint does not hold were newly initialized as the model was loaded (line "
+        f"{fresh.point.line}): {names_in(fresh.text)}. The policy begins at random, and what it samples does not "
+        "depend on the prompt"
+        if noise and fresh is not None
         else "the sampling temperature is far too high (or the weights are not those of a trained model): what is "
         "sampled hardly depends on the prompt, and ends by chance"
         if noise
@@ -223,7 +229,9 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         else "the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
         + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
         next_step=(
-            "lower the temperature, and read ten responses; "
+            "compare the names with the checkpoint's: rldbg show CHECKPOINT; "
+            if noise and fresh is not None
+            else "lower the temperature, and read ten responses; "
             if noise
             else "plot reward against length within groups, and punish length (overlong shaping) or score answers; "
             if grown
