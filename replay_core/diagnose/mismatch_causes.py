@@ -148,8 +148,11 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     if first_N.sum() >= FEWEST and others_N.sum() >= FEWEST:
         first, others = float(np.median(d_N[first_N])), float(np.median(d_N[others_N]))
         if first > FIRST and first > FIRST_TIMES * others:
+            # Records that hold the tokens are joined by them: what differs then is what the engine was asked.
+            recorded = sum(sheet.has_tokens for sheet, _ in batch.columns.sheets)
             return MismatchCause(
-                "most at the first response token, the prompts end differently",
+                "most at the first response token, "
+                + ("though the recorded prompts are equal" if recorded > 1 else "the prompts end differently"),
                 "the end of the prompt is missing on one side, or there are tokens more: a generation prompt that is "
                 "not added (add_generation_prompt), a separator or a space that is cut off; what follows sees the "
                 "response itself, and is nearer",

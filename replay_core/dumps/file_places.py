@@ -33,6 +33,30 @@ def place_below(root: str, file: Path, part: str) -> int | None:
     )
 
 
+#: A name that ends in a number, and words for what is numbered within a step, or is a part of one file.
+_NUMBERED = regex(r"(.*?)[_.-]?(\d{1,9})")
+_WITHIN_A_STEP = regex(
+    r"(?i)(?<![a-z])(?:rank|dp|tp|pp|cp|ep|worker|micro\w*|mini\w*|mb|call|shard|part|chunk|split|of|layer|model|expert|"
+    r"node|gpu|device|proc|process|replica|engine|env|sample|row|group|prompt|epoch|seed|run|v)[_.-]?\d*$"
+)
+#: So many files are a row of them.
+_A_ROW = 3
+
+
+def numbers_of_names(files: Iterable[Path]) -> dict[Path, int]:
+    """The numbers that end the names of one folder's files, where these differ in nothing else: `distill-000.npz`,
+    `distill-001.npz`. Nothing where a word before the number says that it counts something within a step.
+    """
+    files = list(files)
+    found = {file: match for file in files if (match := _NUMBERED.fullmatch(file.stem)) is not None}
+    stems = {(file.parent, match.group(1), file.suffix) for file, match in found.items()}
+    numbers = {file: int(match.group(2)) for file, match in found.items()}
+    if len(files) < _A_ROW or len(found) < len(files) or len(stems) > 1 or len(set(numbers.values())) < len(files):
+        return {}
+    stem = next(iter(stems))[1]
+    return numbers if stem and not _WITHIN_A_STEP.search(stem) else {}
+
+
 #: What trainers call the number of a step that stands beside a batch's own fields. Beside a name that says whose step
 #: it is, `step` is another's (an environment's).
 STEP_FIELDS = ("global_step", "training_step", "train_step", "step", "rollout_id", "iteration")

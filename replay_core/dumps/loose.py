@@ -1,8 +1,9 @@
 """Anything that holds arrays and has no dialect of its own: a state dict, a captured batch, a .npz, a folder of these.
 
 A single file is one record. In a directory every file of tensors that no dialect has claimed is one; its name, or a
-folder's above it, may say step, rank and micro-batch; where no name says a step, a number that each file holds does.
-Else micro numbers the files in the order of their names.
+folder's above it, may say step, rank and micro-batch; where no name says a step, a number that each file holds does,
+or the number that ends its name (`distill-000`) where all hold the same fields and what an update has one of. Else
+micro numbers the files in the order of their names.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from replay_core import naming
 from replay_core.dumps.dialect import Dialect, Entry, Index
 from replay_core.dumps.fields import flatten, settled
-from replay_core.dumps.file_places import place_below, step_within, told_apart
+from replay_core.dumps.file_places import numbers_of_names, place_below, step_within, told_apart
 from replay_core.dumps.listing import contents, is_file, listing
 from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.log_text import SUFFIXES as LOGS
@@ -27,6 +28,8 @@ from replay_core.records import STAGES, RecordKey, TensorRef
 
 #: In a directory a suffix says which files are worth a look; what they are, their bytes say.
 SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".npz", ".npy", ".safetensors", ".dp"})
+#: What an update has one of: files that hold it are a step each, and no parts of one.
+_OF_AN_UPDATE = frozenset(("loss", "grad_norm", "learning_rate", "lr", "policy_loss", "pg_loss", "actor_loss"))
 #: Files that are asked for their step.
 _ASKED = 512
 #: What is said of response tokens, where a [B, R] mask stands beside [B, T] ids.
@@ -63,11 +66,11 @@ def index(path: Path) -> Index:
     for file in _files(path):
         step, rank, micro = (place_below(root, file, part) for part in ("step", "rank", "micro"))
         found.files.append((RecordKey(step, micro, rank, None, _stage(root, file)), file))
-    said = _steps_within(found.files)
+    said = _steps_within(found.files) or _steps_by_number(found.files)
     found.files = [(replace(key, step=said.get(file, key.step)), file) for key, file in found.files]
     found.notes.append(
-        "files of no known dialect: the step is what they hold, rank and micro are what their names and folders say, "
-        "else their order"
+        "files of no known dialect: the step is what they hold or the number of their names, rank and micro are what "
+        "their names and folders say, else their order"
         if said
         else "files of no known dialect: step, rank and micro are what their names and folders say, else their order"
     )
@@ -91,6 +94,22 @@ def _steps_within(entries: list[Entry]) -> dict[Path, int]:
             return {}
         said[file] = step
     return said
+
+
+def _steps_by_number(entries: list[Entry]) -> dict[Path, int]:
+    """The steps of files that are numbered, and say of themselves no step, rank or micro-batch: each holds the same
+    fields, among them what there is once in an update.
+    """
+    if len(entries) > _ASKED or any((key.step, key.rank, key.micro) != (None, None, None) for key, _ in entries):
+        return {}
+    numbers = numbers_of_names(file for _, file in entries)
+    fields: set[frozenset[str]] = set()
+    for file in numbers:
+        tree = tree_of(file)
+        fields.add(frozenset(map(str, tree)) if isinstance(tree, dict) else frozenset())
+        if len(fields) > 1:
+            return {}
+    return numbers if fields and not next(iter(fields)).isdisjoint(_OF_AN_UPDATE) else {}
 
 
 def _is_text(path: Path) -> bool:

@@ -202,6 +202,8 @@ class Batch:
         lengths = self.held.numbers("sample_lengths")
         if lengths is None:
             lengths = self._lengths_of_parts(shape)
+        if lengths is None:
+            lengths = self._lengths_by_answers(shape)
         if lengths is not None and lengths.size == shape[0]:
             by_lengths: Array = np.arange(shape[1]) < lengths.reshape(-1, 1)
             return by_lengths if self.held.ids is None else self._behind_pads(by_lengths)
@@ -252,6 +254,37 @@ class Batch:
         # One slot behind every sample may be the end of what was padded on the left.
         fits = lengths.size > 0 and 0 <= lengths.min() <= shape[1] - 2 and lengths.max() <= shape[1]
         return lengths if fits and np.unique(pages.array(self.held.ids).reshape(shape)[behind_BS]).size <= 1 else None
+
+    def _lengths_by_answers(self, shape: tuple[int, ...]) -> Array | None:
+        """Lengths of rows that begin with their prompts, by where the answers that are recorded beside them end: one id
+        fills what is behind. None where answers all stand in the last columns, or a row has two places for its own.
+        """
+        ids, answers, mask = self.held.ids, self.held.find("response_ids"), self.held.find("response_mask")
+        if ids is None or answers is None or mask is None or mask.rows is not None or answers.rows is not None:
+            return None
+        if len(answers.shape) != 2 or answers.shape != mask.shape or answers.shape[0] != shape[0]:
+            return None
+        if answers.shape[1] >= shape[1]:
+            return None
+        ids_BS, answers_BA = pages.array(ids).reshape(shape), pages.array(answers)
+        counted_BA = _without_holes(pages.array(mask) != 0)
+        sizes_B = counted_BA.sum(axis=1)
+        if not sizes_B.all() or (counted_BA != (np.arange(answers.shape[1]) < sizes_B[:, None])).any():
+            return None
+        pads = np.unique(answers_BA[~counted_BA])
+        if pads.size != 1 or (ids_BS[:, 0] == pads[0]).any():
+            return None
+        ends = []
+        for row, answer, size in zip(ids_BS, answers_BA, sizes_B, strict=True):
+            last = shape[1] - 1 - int((row[::-1] != pads[0]).argmax())
+            # An answer may end in the id that fills the rows up.
+            behind = range(max(last + 1, int(size)), shape[1] + 1)
+            fits = [end for end in behind if np.array_equal(row[end - size : end], answer[:size])]
+            if len(fits) != 1:
+                return None
+            ends.append(fits[0])
+        lengths: Array = np.array(ends)
+        return lengths if (lengths - sizes_B != shape[1] - answers.shape[1]).any() else None
 
     def _one_row(self, used_T: Bools, is_known: bool) -> TokenLayout | None:
         """A pack known by its samples' lengths, or by position ids that rise by one and begin again with every sample.
@@ -559,7 +592,7 @@ class Batch:
         by_token = alignment in ("full", "next", "response", "prompt") or meaning.region != "all"
         if self.layout is not None and (by_token or by_shape):
             axes = self._axes(ref, alignment, meaning)
-            if axes is None or (axes.offset and not stated):
+            if axes is None or (axes.offset and (not stated or (stated == "response" and self._has_answers(ref)))):
                 # Rows [B, A] that speak of responses: the last columns of a grid, unless its own masks say otherwise.
                 starts = self._slice_starts(ref) if by_token else None
                 if starts is not None:
@@ -586,9 +619,19 @@ class Batch:
         Where no alignment is said, index t is about token t + 1, as shifted logits are. What a tensor leaves open, the
         record's log-probabilities tell: advantages stand where those do.
         """
+        if self._are_answers_alone(ref):
+            return True
         own = self._own_index.get(ref.name)
         told = self._own_index.values()
         return own if own is not None else True in told and False not in told
+
+    def _are_answers_alone(self, ref: TensorRef) -> bool:
+        """Whether the rows are those of the answers' ids, and no prompt is beside them. The first column is about the
+        first token of the answer then, which has a log-probability, and the answer's mask and ids stand so, too.
+        """
+        answers = self.held.find("response_ids")
+        is_alone = self.held.ids is None and self.held.find("prompt_ids", "attention_mask", "cu_seqlens") is None
+        return is_alone and answers is not None and answers.rows is None and answers.shape == ref.shape
 
     @cached_property
     def _own_index(self) -> dict[str, bool | None]:
@@ -711,6 +754,11 @@ class Batch:
             return TokenAxes(2, width - shape[1], shape[1])
         return self.layout.token_axes(shape)
 
+    def _has_answers(self, ref: TensorRef) -> bool:
+        """Whether the answers' ids stand in rows as wide as these beside the tokens, and so tell where they begin."""
+        answers = self.held.find("response_ids")
+        return self.held.ids is not None and answers is not None and answers.shape == ref.shape
+
     def _slice_starts(self, ref: TensorRef) -> Ints | None:
         """The token that the first column of rows [B, A] is about [B], where they begin with the response itself; None
         where they do not.
@@ -721,7 +769,9 @@ class Batch:
         if self.width is None or ref.shape[1] > self.width:
             return self.response_starts if self.width is None else None
         apart = self.held.find("response_ids")
-        if mask is None or mask.rows is not None or (apart is not None and apart.shape == ref.shape):
+        # Of what was joined here, the answers are the last columns; of rows that hold them besides, their ids tell.
+        are_joined_here = self.held.ids is None and apart is not None and apart.shape == ref.shape
+        if mask is None or mask.rows is not None or are_joined_here:
             return None
         if mask.shape == ref.shape:
             marked_BA = pages.array(mask).astype(bool)
@@ -787,12 +837,26 @@ class Batch:
         if rows.size != self.count:
             return None
         starts = self._row_starts(rows, alignment, stated)
+        if alignment != "prompt" and ref is not self.held.find("response_mask"):
+            starts = self._begun_with_answers(starts)
         if (starts < 0).any():
             return None
         sample = np.repeat(np.arange(rows.size), rows)
         position = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows) + starts[sample]
         inside = np.flatnonzero(position < self.lengths[sample])
         return Placed(token_numbers(sample[inside], position[inside]), inside, 1)
+
+    def _begun_with_answers(self, starts: Ints) -> Ints:
+        """Where rows begin, if most of them are as long as their answers: then the others begin with theirs, too, and
+        an answer that was encoded anew is longer, or shorter, than what was sampled.
+        """
+        if self.response is None:
+            return starts
+        tokens, flags = self.response
+        sample, first = np.unique(samples_of(tokens[flags]), return_index=True)
+        begun = starts.copy()
+        begun[sample] = positions_of(tokens[flags][first])
+        return begun if 2 * int((begun[sample] == starts[sample]).sum()) > sample.size else starts
 
     def _row_starts(self, rows: Ints, alignment: str, stated: str | None) -> Ints:
         """The token that the first entry of each row is about: rows shorter than their samples end where those do."""

@@ -42,8 +42,9 @@ def never_ends(batch: StepBatch) -> Finding | None:
         return beyond
     lengths_B, cut_B, tokens_N = _lengths_B(batch), truncated(batch), given(batch.tokens_N)
     skip_if(len(batch) < FEWEST, f"needs {FEWEST} responses of {TOKENS} tokens")
-    # Responses that end after few tokens do end: such a step is one of those that are well.
-    if lengths_B.min() != lengths_B.max():
+    # Responses that end after few tokens do end: such a step is one of those that are well. Of rows whose padding
+    # nothing tells, a response ends where its mask does.
+    if lengths_B.min() != lengths_B.max() or (not batch.spine.padding_known and _end_by_their_masks(batch)):
         return None
     skip_if(lengths_B.min() < TOKENS, f"needs {FEWEST} responses of {TOKENS} tokens")
     skip_if(cut_B is not None and cut_B.all(), "all of them are known to be cut off (D20)")
@@ -61,6 +62,13 @@ def never_ends(batch: StepBatch) -> Finding | None:
         cause="the limit of tokens is too small for the answers; or the end token (EOS) does not stop the engine: "
         "ignore_eos is on, another end token is configured than the model writes, min_tokens is as large as the limit",
     )  # fmt: skip
+
+
+def _end_by_their_masks(batch: StepBatch) -> bool:
+    """Whether masks end at different tokens of their responses."""
+    last_B = batch.flat.last(batch.trained_N) if batch.trained_N is not None else np.full(len(batch), -1)
+    asked_B = batch.flat.first(given(batch.response_N))
+    return np.unique((last_B - asked_B)[last_B >= 0]).size > 1
 
 
 def _beyond_the_end(batch: StepBatch) -> Finding | None:

@@ -800,17 +800,21 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
             ref = part.held.find("old_logprobs", "policy_logprobs")
             if ref is None or part.ids_BS is None or part.layout is None or part.width is None:
                 continue
-            # About next tokens: rows of another width would have to say where they begin.
-            if ref.shape != (len(part), part.width - 1):
+            # About next tokens, or of the columns that hold the responses: others would have to say where they begin.
+            begins = {(len(part), part.width - 1): 1}
+            answers = part.held.find("response_ids")
+            if answers is not None and answers.rows is None and part.response_starts is not None:
+                begins[len(part), answers.shape[-1]] = part.width - answers.shape[-1]
+            if (begin := begins.get((ref.shape[0], ref.shape[-1]))) is None or len(ref.shape) != 2:
                 continue
             scores_BT = pages.array(ref)
             engine = part.held.find("rollout_logprobs")
             engine_BT = None if engine is None or engine.shape != ref.shape else pages.array(engine)
             for row, held in enumerate(part.layout.sample_BS >= 0):
                 after = int(np.flatnonzero(held)[-1]) + 1 if held.any() else len(held)
-                if after < len(held) and part.ids_BS[row, after] == pad:
-                    said.append(float(scores_BT[row, after - 1]))
-                    sampled.append(0.0 if engine_BT is None else float(engine_BT[row, after - 1]))
+                if begin <= after < len(held) and part.ids_BS[row, after] == pad:
+                    said.append(float(scores_BT[row, after - begin]))
+                    sampled.append(0.0 if engine_BT is None else float(engine_BT[row, after - begin]))
         if said:
             break
     # What is filled with 0 says nothing.

@@ -428,8 +428,9 @@ def _never_updated(every: list[_StepGap], *, is_open: bool = False) -> Finding |
         "emptied after a weight update, or one replica (rank, adapter) of the engine that a weight sync never reaches"
         if found.is_in_part
         else "weights are never synchronised into the engine after its start (a sync that fails silently, a renamed "
-        "parameter, a part of the layers, an adapter that is not delivered): it samples with initial weights. Of an "
-        "asynchronous run: its samples get older with every step"
+        "parameter, a part of the layers, an adapter that is not delivered), so that it samples with initial weights; "
+        "or what it is given is not what is trained: an adapter that is merged with another scale (alpha / r for "
+        "alpha / sqrt(r)), or a part of it. Of an asynchronous run: its samples get older with every step"
         + (
             ""
             if sure

@@ -32,6 +32,9 @@ FEWEST, STEPS = 8, 3
 #: does not show its own noise (bf16 beside other neighbours: docs/tolerances.md).
 SAME, NOISE, LEAST = 3e-6, 0.05, 2e-3
 
+#: Pairs of steps between which a model stands still, before it is one that is exchanged and not one that is trained.
+STANDING = 3
+
 
 class _Memory(Struct):
     """What a tensor says of places that come again: by step, |now - when first seen|, and the range within a step."""
@@ -40,11 +43,20 @@ class _Memory(Struct):
     apart: dict[int, list[float]] = field(default_factory=dict)
     noise: list[float] = field(default_factory=list)
     where: Where | None = None
+    last: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """When each place was last seen, and what it said."""
+    since: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    """By the step when last seen and this one, |now - then|."""
 
     def take(self, step: int, here: dict[int, list[float]]) -> None:
         for place, values in here.items():
             if len(values) > 1:
                 self.noise.append(max(values) - min(values))
+            if place in self.last:
+                then, said = self.last[place]
+                self.since.setdefault((then, step), []).append(abs(values[0] - said))
+            if place in self.last or len(self.last) < MOST:
+                self.last[place] = (step, values[0])
             before = self.first.get(place)
             if before is not None:
                 self.apart.setdefault(step, []).append(abs(values[0] - before))
@@ -64,6 +76,19 @@ class _Memory(Struct):
         """The median difference of the last half of the steps."""
         later = sorted(self.apart)[len(self.apart) // 2 :]
         return float(np.median([one for step in later for one in self.apart[step]]))
+
+    @property
+    def exchanged(self) -> int | None:
+        """The one step in which it became another, by every place: what moved was seen on both sides of it, and
+        what was seen on one side stood. None where it moves on, or never, or no one step is told.
+        """
+        moved = [span for span, each in self.since.items() if float(np.median(each)) > self.floor]
+        still = [span for span in self.since if span not in moved]
+        if not moved:
+            return None
+        at = set(range(max(then for then, _ in moved) + 1, min(step for _, step in moved) + 1))
+        at -= {step for then, now in still for step in range(then + 1, now + 1)}
+        return min(at) if len(at) == 1 and len(still) >= STANDING else None
 
     @property
     def floor(self) -> float:
@@ -139,10 +164,12 @@ WARM_UP = 20
 def standing(case: Case) -> Iterator[Finding]:
     """What policy, reference and critic say of the same tokens after the same tokens in several steps (8 places and
     more, over 3 steps). A reference whose numbers change by more than noise (the range within a step, else .05 nats)
-    moves: a warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning, info
-    for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic); of samples that are passed
-    over again in a later step, it is the policy's own forward that counts, where it is recorded. An error for a policy
-    whose engine's numbers change by more than noise: what is recorded of the policy is stale.
+    moves: a warning; where every place that moved since it was last seen was seen on both sides of one step, and none
+    on one side did (3 pairs of steps and more), it is another from that step on. A policy or critic whose numbers are
+    the same to 3e-6 in every step stands still: a warning, info for a policy whose critic changes over fewer than 20
+    steps (a warm-up of the critic); of samples that are passed over again in a later step, it is the policy's own
+    forward that counts, where it is recorded. An error for a policy whose engine's numbers change by more than noise:
+    what is recorded of the policy is stale.
 
     Fewer places (6 and more, over 3 steps, prompts' among them) tell a reference that is the policy of the step before:
     what it says is ten times as near to that as to what it said then. A warning.
@@ -154,17 +181,24 @@ def standing(case: Case) -> Iterator[Finding]:
     skip_if(not memories, "no prompt and first token of a response come again in another step")
     ref, policy, critic = (memories.get(name) for name in ("reference", "policy", "critic"))
     if ref is not None and ref.typical > ref.floor:
+        exchanged = ref.exchanged
         yield warning(
             "the reference moves with the policy: it is the policy itself"
             if policy is not None and abs(policy.typical - ref.typical) <= SAME
+            else f"the reference is another from step {exchanged} on: it gives the same tokens other log-probabilities "
+            "than before, and stands still before and after"
+            if exchanged is not None
             else "the reference moves: it gives the same tokens other log-probabilities in later steps",
             ref.where,
             shown("median |now - before| of the same place, nats", ref.typical, f"< {ref.floor:.2g}"),
             shown("the policy's, beside it", policy.typical if policy else None),
             shown("places that come again", sum(map(len, ref.apart.values()))),
-            cause="the reference is updated with the policy: shared weights, a copy made anew in every step, or left "
+            cause="the reference is loaded, or made of the policy, anew there: by a resume that takes the checkpoint "
+            "for it, or on purpose (TR-DPO, ProRL)"
+            if exchanged is not None
+            else "the reference is updated with the policy: shared weights, a copy made anew in every step, or left "
             "in train mode; some recipes reset it on purpose (TR-DPO, ProRL)",
-            steps=sorted(ref.apart),
+            steps=sorted(ref.apart) if exchanged is None else [exchanged],
         )
     asked = memories.get("policy on prompts")
     for name, memory, what in (("policy", policy or asked, "log-probability"), ("critic", critic, "value")):

@@ -52,8 +52,9 @@ def routing(batch: StepBatch) -> Finding | None:
     were not gathered), and so are two records that route a token to another number of experts; between two records of
     the same samples, more than 5 % of tokens with another set of experts
     is a warning. An error where one order of the experts explains nine of ten tokens of the first layer, or more than
-    half of all routers chose otherwise and engine and trainer are .1 nats and more apart. Skipped without recorded
-    routing.
+    half of all routers chose otherwise and engine and trainer are .1 nats and more apart. Where nine of ten tokens have
+    the experts of the token before or after in the other record, the recorded routing is replayed one token off, and
+    it says so. Skipped without recorded routing.
     """
     recorded = routing_of(batch)
     skip_if(not recorded, "no routing is recorded (routed_experts): only mixtures of experts have one")
@@ -106,18 +107,25 @@ def _compared(batch: StepBatch) -> Finding | None:
         if different <= DIFFER:
             continue
         moved = _renumbered(mine_KLk[:, 0], theirs_KLk[:, 0])
+        beside = None if moved is not None else _beside(batch, mine_NLk, theirs_NLk, np.asarray(both_N))
         apart = distance(batch)
         wrong = moved is not None or (float(other_KL.mean()) > MOST and apart is not None and apart > BADLY)
         return finding(
             "error" if wrong else "warning",
             f"{different:.0%} of tokens are routed to other experts in {theirs} of {other.name} than in {name} of "
-            f"{sheet.name}" + ("" if moved is None else f": experts stand in another order ({moved})"),
+            f"{sheet.name}"
+            + ("" if moved is None else f": experts stand in another order ({moved})")
+            + ("" if beside is None else f": they are those of {beside[0]}"),
             batch.laid.where(theirs),
             shown("share of tokens routed differently", different, "<= 0.05"),
             shown("share of routers that route differently", float(other_KL.mean())),
             shown("tokens compared", int(both_N.sum())),
+            *([] if beside is None else [shown(f"share with the experts of {beside[0]}", beside[1])]),
             *([] if apart is None else [shown("mean |trainer - rollout|", apart)]),
-            cause="the router's rows, or the experts, are loaded in another order on one side: a token goes to other "
+            cause=f"routing replay lays the recorded experts beside other tokens: each is given those of {beside[0]} "
+            "(an offset of one, a roll, a BOS that is counted)"
+            if beside is not None
+            else "the router's rows, or the experts, are loaded in another order on one side: a token goes to other "
             "experts' weights"
             if moved is not None
             else "the trainer routes live where the engine routed otherwise: replay the recorded routing (R3)",
@@ -125,6 +133,23 @@ def _compared(batch: StepBatch) -> Finding | None:
             if batch.has("rollout_logprobs") and batch.trainer is not None
             else None,
         )
+    return None
+
+
+#: The share of tokens that have the experts of the one beside them, before routing is replayed one token off.
+BESIDE = 0.9
+
+
+def _beside(batch: StepBatch, mine_NLk: Array, theirs_NLk: Array, both_N: Array) -> tuple[str, float] | None:
+    """Of which token beside it each token has the experts, in the second record, by the first; and how many have."""
+    sample_N = batch.flat.sample_N
+    for by, words in ((-1, "the token before"), (1, "the token after")):
+        at = np.flatnonzero(both_N)
+        at = at[(at + by >= 0) & (at + by < len(sample_N))]
+        at = at[(sample_N[at] == sample_N[at + by]) & (mine_NLk[at + by] >= 0).all(axis=(1, 2))]
+        same = (np.sort(mine_NLk[at + by], axis=-1) == np.sort(theirs_NLk[at], axis=-1)).all(axis=(1, 2))
+        if len(at) and same.mean() >= BESIDE:
+            return words, float(same.mean())
     return None
 
 

@@ -26,6 +26,8 @@ OF_A_ROW = 4
 #: How near a temperature is to the stated one, and the steps' to each other; what of the difference it may leave; the
 #: correlation that two models of one text have at least, where a temperature is all that parts them.
 NEAR, ONE, LEFT, RELATED = 0.2, 0.1, 0.5, 0.9
+#: Two models of one text: their correlation where they face each other, and where they do not, at the most.
+FACING, TURNED_AWAY = 0.5, 0.2
 #: How well advantages have to be the policy over its teacher, and how much these have to differ, nats.
 EXACT, DIFFER = 1e-3, 1e-3
 #: How far off 1 a temperature is, before what it makes is no teacher's own.
@@ -81,8 +83,9 @@ def whose(case: Case) -> Iterator[Finding]:
     """Recorded log-probabilities of a teacher beside the policy's (old, else the rollout's), on tokens that count (32
     of a step and more).
 
-    Shifted: the correlation of the two is above .9 at a lag of one token, and above every other by .3, in all steps
-    that tell (2 and more): an error.
+    Shifted: the correlation of the two is above .5 at a lag of one token, and under .2 where they should face each
+    other, and at any other, in all steps that tell (2 and more): an error. A teacher is another model: it need not
+    agree well with the policy, and it agrees less while it is learnt from wrongly.
 
     Broken in some rows: a teacher that finds every token of a row improbable (under -4 nats, 4 tokens and more), while
     its other rows, half of the step and more, are within 2 nats a token of the policy: 3 rows and more of the run, a
@@ -105,14 +108,13 @@ def whose(case: Case) -> Iterator[Finding]:
 
 
 def _shifted(every: list[_Taught]) -> Finding | None:
-    lags = [one.lag() for one in every]
-    told = [(one, lag) for one, lag in zip(every, lags, strict=True) if lag.settled]
-    if len(told) < STEPS or len({lag.lag for _, lag in told}) > 1 or told[0][1].lag == 0:
+    told = [(one, lag, by) for one in every if (by := _faces(lag := one.lag())) is not None]
+    if len(told) < STEPS or len({by for *_, by in told}) > 1 or told[0][2] == 0:
         return None
-    (first, lag), steps = told[0], [one for one, _ in told]
-    side = "before" if lag.lag > 0 else "after"
+    (first, lag, by), steps = told[0], [one for one, *_ in told]
+    side = "before" if by > 0 else "after"
     return error(
-        f"the teacher's log-probabilities are shifted by {lag.lag:+d} token against the policy's: each token is "
+        f"the teacher's log-probabilities are shifted by {by:+d} token against the policy's: each token is "
         f"distilled towards what the teacher gives the token {side}",
         first.where,
         *(
@@ -125,6 +127,15 @@ def _shifted(every: list[_Taught]) -> Finding | None:
         "side gathers at labels[1:], the other at labels",
         steps=_steps(steps),
     )
+
+
+def _faces(lag: Lag) -> int | None:
+    """The one lag at which the two go together; None where none does, or several do."""
+    known = {by: value for by, value in lag.correlations.items() if np.isfinite(value)}
+    best = max(known, key=lambda by: known[by], default=0)
+    others = [value for by, value in known.items() if by != best]
+    tells = bool(others) and known[best] > FACING and max(others) < TURNED_AWAY
+    return best if tells else None
 
 
 def _improbable_B(one: _Taught) -> Array:

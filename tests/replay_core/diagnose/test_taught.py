@@ -71,6 +71,11 @@ def test_a_teacher_of_other_tokens(how: str, words: str, tmp_path: Path) -> None
     assert finding.where.tensor == "teacher_log_probs"
 
 
+def test_a_teacher_that_agrees_little_is_shifted_all_the_same(tmp_path: Path) -> None:
+    (finding,) = told(_run(tmp_path, "shifted", unlike=1.2), "D146")
+    assert "shifted by +1 token" in finding.claim
+
+
 def test_a_teacher_at_another_temperature(tmp_path: Path) -> None:
     flags = {**DISTILLED, "rollout.temperature": 0.5}
     (finding,) = told(_run(tmp_path, "raw", flags, temperature=0.5, unlike=0.1), "D146")

@@ -262,3 +262,28 @@ def test_lengths_of_responses_alone_cut_no_samples() -> None:
     fields = [ref("input_ids", ids, "full"), ref("response_mask", [[1, 1, 0, 0], [1, 1, 1, 0]]),
               ref("sample_lengths", [2, 3])]  # fmt: skip
     assert listed(token_ids(fields)) == ids
+
+
+def test_answers_recorded_alone_lie_at_their_own_tokens() -> None:
+    answers, mask = ref("response_ids", [[5, 6, 7], [8, 9, 0]]), ref("response_mask", [[1, 1, 1], [1, 1, 0]])
+    values = ref("policy_logprobs", [[-1.0, -2.0, -3.0], [-4.0, -5.0, 0.0]])
+    fields = [answers, mask, values]
+    said = by_sample(Batch(record_with(*fields), fields, by_shape=True), values)
+    assert listed(said) == [[-1, -2, -3], [-4, -5, 0]]
+
+
+def test_rows_end_with_the_answers_that_stand_beside_them() -> None:
+    """Prompts of two tokens and of one, padded on the right; no mask says so."""
+    ids, answers = ref("input_ids", [[5, 6, 7, 8, 9], [5, 4, 9, 0, 0]]), ref("response_ids", [[7, 8, 9], [4, 9, 0]])
+    mask, values = ref("response_mask", [[1, 1, 1], [1, 1, 0]]), ref("old_logprobs", [[-1.0, -2, -3], [-4.0, -5, 0]])
+    fields = [ids, answers, mask, values]
+    assert listed(token_ids(fields)) == [[5, 6, 7, 8, 9], [5, 4, 9]]
+    assert [row[-2:].tolist() for row in per_token(values, fields)] == [[-2, -3], [-4, -5]]
+
+
+def test_rows_that_are_longer_than_their_answers_begin_with_them() -> None:
+    ids = ref("input_ids", [[5, 6, 7, 8], [5, 6, 9, 8], [5, 6, 7, 9]])
+    mask = ref("response_mask", [[0, 0, 1, 1]] * 3)
+    sampled = ref("rollout_token_ids", [7, 8, 9, 8, 3, 4, 9], "packed", rows=(2, 2, 3))
+    said = per_token(sampled, [ids, ref("attention_mask", [[1] * 4] * 3), mask, sampled])
+    assert listed(said) == [[None, None, 7, 8], [None, None, 9, 8], [None, None, 3, 4]]
