@@ -61,13 +61,14 @@ def _of_one_number_each(part: _NormalisedPart) -> _NormalisedPart | None:
     """The samples' numbers; None where tokens of a sample have several, or there is one number a sample anyway."""
     if part.there.ndim != 2 or part.here.shape != part.there.shape:
         return None
-    both = []
+    both: list[Array] = []
     for values in (part.there, part.here):
         one_B = _of_samples(values)
         if (np.abs(values - one_B[:, None])[values != 0] > _ONE_NUMBER * np.abs(values).max(initial=0.0)).any():
             return None
         both.append(one_B)
-    return _NormalisedPart(part.ranks, *both)
+    there, here = both
+    return _NormalisedPart(part.ranks, there, here)
 
 
 def of_groups(what: str, whole: TensorRef, held: HeldByRanks, groups: TensorRef | None) -> Fault | None:
