@@ -400,6 +400,11 @@ def is_module_tensor(name: str) -> bool:
     return _MODULE.search(name) is not None and not name.startswith("grad.")
 
 
+def is_parameter(name: str) -> bool:
+    """Whether a canonical name is a parameter's own, without a prefix: dotted, and nothing else is known of it."""
+    return "." in name and not _is_structural(name) and meaning(name) in (_PARAM, _UNKNOWN)
+
+
 def module_of(name: str) -> str:
     """The module a tensor belongs to: `layers.0.mlp` of `layers.0.mlp.output.1`."""
     found = _MODULE.search(name)

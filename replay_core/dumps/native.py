@@ -46,6 +46,8 @@ _PLACED = {"R": "Replicate", "Replicate()": "Replicate", "P": "Partial(sum)"}
 _PLACED |= {f"P({how})": kind for kind, how in PARTIAL.items()}
 #: Of a number of a step: more are no step, and Python makes no number of thousands.
 _DIGITS = 18
+#: What a parameter's name begins with, by the stage of the record that holds it.
+_OF_PARAMETERS = {"gradient": "grad.", "param": "param."}
 _KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
 
 
@@ -225,7 +227,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     alignment = {name: word for name, word in said.items() if word in ALIGNMENTS} if isinstance(said, dict) else {}
     fields = flatten({field: _rows(field, value) for field, value in tree.items() if field not in _KEY_FIELDS})
     for ref in fields:  # just made, and nobody else's
-        ref.canonical = _canonical(ref.name, ref.dtype, len(ref.shape))
+        ref.canonical = _canonical(ref.name, ref.dtype, len(ref.shape), key.stage)
         if alignment:
             ref.alignment = alignment.get(ref.name, ref.alignment)
     named = _with_rest(key, path, _of_forward(key, settled(fields)))
@@ -262,7 +264,7 @@ def _described(key: RecordKey, index_file: Path) -> list[TensorRef]:
     if fields is None:
         raise DumpError("the index no longer lists this record", file=str(index_file), expected=str(key))
     try:
-        return _of_forward(key, [_described_field(field, order) for order, field in enumerate(fields)])
+        return _of_forward(key, [_described_field(field, order, key.stage) for order, field in enumerate(fields)])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DumpError(
             "the index line of this record cannot be read", file=str(index_file), expected="name, dtype, shape of each"
@@ -295,14 +297,19 @@ def _lines(index_file: Path, problems: list[Problem]) -> Iterator[tuple[int, byt
         problems.append(Problem(str(index_file), error.in_one_line))
 
 
-def _canonical(name: str, dtype: str, axes: int) -> str:
-    """Ids [sample, position, hidden] are what a stage of a pipeline is given in their place: hidden states."""
+def _canonical(name: str, dtype: str, axes: int, stage: str) -> str:
+    """Ids [sample, position, hidden] are what a stage of a pipeline is given in their place: hidden states. What a
+    record of gradients or of weights holds under the bare names of a model's parameters, the stage says.
+    """
     known = naming.canonical(name)
+    prefix = _OF_PARAMETERS.get(stage)
+    if prefix is not None and axes and naming.is_parameter(known):
+        return prefix + known
     is_hidden = known == "input_ids" and axes > 2 and dtype.startswith(("float", "bfloat"))
     return "inputs_embeds" if is_hidden else known
 
 
-def _described_field(field: dict[str, Any], order: int) -> TensorRef:
+def _described_field(field: dict[str, Any], order: int, stage: str) -> TensorRef:
     # The same few names in every rank.
     title, dtype = naming.held_once(str(field["name"])), sys.intern(str(field["dtype"]))
     shape = geometry(tuple(field.get("shape") or ()), None).shape
@@ -319,7 +326,7 @@ def _described_field(field: dict[str, Any], order: int) -> TensorRef:
         dtype,
         shape,
         Unreadable(f"recorded as its {level} alone", stats if isinstance(stats, dict) else None),
-        canonical=_canonical(title, dtype, len(shape)),
+        canonical=_canonical(title, dtype, len(shape), stage),
         order=order,
         digest=digest if isinstance(digest, str) else None,
     )
@@ -334,7 +341,7 @@ def told(key: RecordKey, path: Path) -> list[TensorRef] | None:
     if fields is None or any("global_shape" in field for field in fields):
         return None
     try:
-        return _of_forward(key, [_described_field(field, order) for order, field in enumerate(fields)])
+        return _of_forward(key, [_described_field(field, order, key.stage) for order, field in enumerate(fields)])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -354,7 +361,7 @@ def _with_rest(key: RecordKey, path: Path, named: list[TensorRef]) -> list[Tenso
         return named
     held = {ref.name: ref for ref in named}
     try:
-        every = [_described_field(field, order) for order, field in enumerate(rest)]
+        every = [_described_field(field, order, key.stage) for order, field in enumerate(rest)]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DumpError(
             "the index line of this record cannot be read", file=str(path), expected="name, dtype, shape of each"

@@ -145,3 +145,14 @@ def test_a_head_called_output_is_the_models_own() -> None:
 ])  # fmt: skip
 def test_the_words_of_a_log_probabilitys_name_say_whose_it_is(name: str, meaning: str) -> None:
     assert naming.canonical(name) == meaning
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("model.embed_tokens.weight", True), ("layers.0.attn.wq", True), ("norm.bias", True), ("grad_norm", False),
+        ("grad.norm.weight", False), ("layers.0.mlp.output", False), ("loss", False), ("norm", False),
+    ],
+)  # fmt: skip
+def test_a_parameters_own_name_is_dotted_and_says_nothing_else(name: str, is_one: bool) -> None:
+    assert naming.is_parameter(name) is is_one

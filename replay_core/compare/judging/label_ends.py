@@ -42,31 +42,34 @@ def explain(what: str, whole: TensorRef, held: HeldByRanks, every: Sequence[int]
     off_S = off_BS.max(0)
     is_off_S = off_S > _RIGHT * off_S.max()
     count = off_S.size
-    for tokens in (count, count + 1):
+    # Where the first token's is nothing, each token's stands at itself, not at the one before, which it is made at.
+    at_itself = not any(pages.array(ref)[:, 0].any() for ref in (whole, laid))
+    for tokens in (count,) if at_itself else (count, count + 1):
         if held.is_cut and held.axis == 1:
             ways = [held.stretches] if tokens == count else []
         else:
             ways = list(dealt.ways(len(every), tokens))
         for way in ways:
             ends = {at for own in way for at in _ends(own) if at < tokens - 1}
-            is_end_S = np.isin(np.arange(count), [*ends])
+            is_end_S = np.isin(np.arange(count) - at_itself, [*ends])
             # What the sequence's last token is held against says nothing.
-            asked_S = np.arange(count) < tokens - 1
+            asked_S = np.arange(count) < tokens - 1 + at_itself
             of_ends = is_off_S & is_end_S
             if not of_ends.any() or (is_off_S & ~is_end_S & asked_S).any():
                 continue
             if 2 * of_ends.sum() < len(ends) or (~is_off_S & asked_S).sum() < _RIGHT_ONES * len(ends):
                 continue
-            places = [int(at) for at in np.flatnonzero(of_ends)]
+            places = [int(at) - at_itself for at in np.flatnonzero(of_ends)]
             ranks = tuple(
                 rank for rank, own in zip(held.ranks, way, strict=False) if {*_ends(own)} & {*places}
             ) or held.ranks  # fmt: skip
+            recorded = ", recorded at the token after it" if at_itself else ""
             return Fault(
                 "boundary label", ranks,
                 f"{what} is off at the last token of a rank's stretch of the sequence alone (position"
-                f"{'s' * (len(places) > 1)} {', '.join(map(str, places[:6]))}, on {whose(ranks)}), and right at all "
-                "others: what comes next to that token stands in another stretch, and the label there is another "
-                "token, or none: labels were shifted after the sequence was cut, within each rank's own tokens "
+                f"{'s' * (len(places) > 1)} {', '.join(map(str, places[:6]))}, on {whose(ranks)}{recorded}), and right "
+                "at all others: what comes next to that token stands in another stretch, and the label there is "
+                "another token, or none: labels were shifted after the sequence was cut, within each rank's own tokens "
                 "(context parallelism), where the whole is to be shifted",
             )  # fmt: skip
     return None

@@ -103,8 +103,8 @@ MOST_TIMES = 64
 #: A loss is a sum that cancels: below this absolute difference two of them agree.
 SCALAR_FLOOR = 1e-6
 #: ... or below this many standard errors of a mean over the tokens whose log probabilities it was made of, and this
-#: much of itself.
-SCALAR_ERRORS, SCALAR_RELATIVE = 4.0, 0.1
+#: much of itself, unless it is itself no more than so many of them: terms that cancel leave nothing else.
+SCALAR_ERRORS, SCALAR_RELATIVE, SCALAR_NOTHING = 4.0, 0.1, 2.0
 
 #: Gain b = (1 + beta) a, bias b = a + c: a bug where it explains this part of the difference and is larger than
 #: rounding can make it (c in rms of a).

@@ -28,6 +28,8 @@ _LEFT = 0.02
 _MADE_SO, _NEAR_ONE = 1e-3, 0.1
 #: Factors and constants that differ by less are one.
 _ONE = 1e-3
+#: Tokens of a sample have one number where they are off it by no more than this part of the greatest.
+_ONE_NUMBER = 1e-5
 
 
 class _NormalisedPart(Struct):
@@ -45,9 +47,28 @@ def explain(what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int
     if len(held.ranks) < 2 or len(whole.shape) > 3 or not are_asked(whole, held, parted):
         return None
     for axis, parts in _ways(whole, held, parted):
-        if len(parts) > 1 and (fault := _told(what, axis, parts)) is not None:
-            return fault
+        if len(parts) < 2:
+            continue
+        # Where all tokens of a sample have its one number, samples were normalised, however long each is.
+        by_sample = [_of_one_number_each(part) for part in parts] if axis == "samples" else []
+        for tried in (parts, [one for one in by_sample if one is not None]):
+            if len(tried) == len(parts) and (fault := _told(what, axis, tried)) is not None:
+                return fault
     return None
+
+
+def _of_one_number_each(part: _NormalisedPart) -> _NormalisedPart | None:
+    """The samples' numbers; None where tokens of a sample have several, or there is one number a sample anyway."""
+    if part.there.ndim != 2 or part.here.shape != part.there.shape:
+        return None
+    both: list[Array] = []
+    for values in (part.there, part.here):
+        one_B = _of_samples(values)
+        if (np.abs(values - one_B[:, None])[values != 0] > _ONE_NUMBER * np.abs(values).max(initial=0.0)).any():
+            return None
+        both.append(one_B)
+    there, here = both
+    return _NormalisedPart(part.ranks, there, here)
 
 
 def of_groups(what: str, whole: TensorRef, held: HeldByRanks, groups: TensorRef | None) -> Fault | None:

@@ -26,6 +26,10 @@ OF_PARTS = "each rank's is the norm of the gradients it holds, which are not all
 OF_OTHERS = "either run's is the norm of the gradients that its rank holds, and these are not the same ones"
 
 
+def _called(held: HeldByRanks) -> str:
+    return held.parts[0].canonical or held.parts[0].name
+
+
 def is_of_parts(name: str, together: Together) -> bool:
     """Whether the norm that each rank recorded, in either run, is that of its own gradients, which are not all of them
     whole.
@@ -35,7 +39,7 @@ def is_of_parts(name: str, together: Together) -> bool:
     held = next((one for one in together.held.values() if one.parts[0].name == name), None)
     if together.whole_of is not None and is_of_parts(name, together.whole_of):
         return True
-    gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
+    gradients = [one for one in together.held.values() if _called(one).startswith("grad.")]
     if held is None or not any(one.is_cut or len(one.ranks) < len(held.ranks) for one in gradients):
         return False
     squares = dict.fromkeys(held.ranks, 0.0)
@@ -77,14 +81,14 @@ def counted_again(name: str, whole: TensorRef, held: HeldByRanks, together: Toge
     there, *norms = (float(pages.array(ref).reshape(-1)[0]) for ref in refs)
     if not there or any(abs(one - norms[0]) > _EXACT * abs(one) for one in norms):
         return None
-    gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
+    gradients = [one for one in together.held.values() if _called(one).startswith("grad.")]
     sums: dict[str, tuple[float, float]] = {}
     for one in gradients:
         numel = standing_for(one).numel
         copies = sum(map(_own_size, one.parts)) / numel if numel else 0.0
         if copies:
             square = sum(map(_square, one.parts)) / (sum(ref.numel for ref in one.parts) / numel)
-            sums[one.parts[0].name.removeprefix("grad.")] = square, copies
+            sums[_called(one).removeprefix("grad.")] = square, copies
     fewest = min((copies for _, copies in sums.values()), default=0.0)
     again = [name for name, (_, copies) in sums.items() if copies > fewest]
     once = sum(square for square, _ in sums.values())

@@ -289,7 +289,11 @@ def _scalar_floor(context: Context) -> float:
 
 def _small_scalar(pair: PairFigures, held: Limits) -> Seen | None:
     is_noise = _scalar_floor(held.context) > limits.SCALAR_FLOOR
-    return None if is_noise and pair.max_rel >= limits.SCALAR_RELATIVE else Seen(pair.max_abs)
+    # Of numbers that are 0 but for the noise of their terms, what part of them parts them says nothing.
+    size = pair.max_abs / pair.max_rel if pair.max_rel else 0.0
+    is_nothing = size <= limits.SCALAR_NOTHING * held.context.mean_error
+    is_far = pair.max_rel >= limits.SCALAR_RELATIVE and not is_nothing
+    return None if is_noise and is_far else Seen(pair.max_abs)
 
 
 def _small_scalar_says(seen: Seen, limit: float, pair: PairFigures, held: Limits) -> str:

@@ -136,6 +136,8 @@ class Judge:
         #: How far what was CLOSE in a micro-batch is off.
         self._noise: dict[Place, float] = defaultdict(float)
         self._mean_error: dict[Place, float] = defaultdict(float)
+        #: Of a step, by name: of the log probabilities of each micro-batch the squared difference and the tokens.
+        self._errors_of_step: dict[Place, dict[str, list[tuple[float, int]]]] = defaultdict(lambda: defaultdict(list))
         #: And the furthest in any micro-batch of a step, all of which its gradients are made of.
         self._noise_of_step: dict[Place, float] = defaultdict(float)
         #: Made where steps are spread over ranks: what it needs is a fifth of what a comparison imports.
@@ -161,7 +163,7 @@ class Judge:
         """Forget what later pairs of the same micro-batches would lean on: there are none."""
         for known in (
             self._inputs_same, self._shown, self._norm_same, self._noise, self._noise_of_step, self._mean_error,
-            self._past_fp32,
+            self._past_fp32, self._errors_of_step,
         ):  # fmt: skip
             known.clear()
 
@@ -292,7 +294,7 @@ class Judge:
             exact=found.exact,
             local=self._is_local(row) or (is_moved and shown is not None),
             noise=self._noise_before(row),
-            mean_error=self._mean_error[row.place],
+            mean_error=self._mean_error_before(row),
             known_fp32=self._known_fp32 or mixed or (found.shows_fp32 and not (is_half and is_noise)),
             scalar=a.numel == 1,
             bitwise_only=self._bitwise_only,
@@ -340,8 +342,10 @@ class Judge:
         if is_suspect and noise > limits.NOISE_GROWTH * before:
             return
         if kind == "logprob":
-            error = rms / math.sqrt(row.figures.total.count)
+            total = row.figures.total
+            error = rms / math.sqrt(total.count)
             self._mean_error[row.place] = max(self._mean_error[row.place], error)
+            self._errors_of_step[_step_of(row.place)][row.name].append((total.d2, total.count))
         self._noise[row.place] = max(before, noise)
         of_step = _step_of(row.place)
         self._noise_of_step[of_step] = max(self._noise_of_step[of_step], noise)
@@ -352,6 +356,16 @@ class Judge:
         """
         is_of_step = row.key.micro is None and naming.meaning(row.name).kind == "gradient"
         return self._noise_of_step[row.place] if is_of_step else self._noise[row.place]
+
+    def _mean_error_before(self, row: TensorVerdict) -> float:
+        """How far the noise of its log probabilities leaves a mean over them off: those of its micro-batch, or, of a
+        loss of the whole step, those of all its micro-batches.
+        """
+        if row.key.micro is not None:
+            return self._mean_error[row.place]
+        of_step = self._errors_of_step.get(_step_of(row.place), {})
+        summed = ((sum(d2 for d2, _ in of), sum(count for _, count in of)) for of in of_step.values())
+        return max((math.sqrt(d2) / count for d2, count in summed if count), default=self._mean_error[row.place])
 
     def _note_precision(self, row: TensorVerdict, dtypes: tuple[str, str]) -> None:
         """What activations, parameters and gradients were computed in, the tensors that follow were computed from."""

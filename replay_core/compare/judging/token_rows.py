@@ -297,6 +297,8 @@ def told(
     ranks: that hold this slice of the gradient, of `every` one. by: what the factors were told by; None where by the
     rows of tokens that a group alone was given.
     """
+    if (kept := _of_one_end_alone(what, ranks, groups, by)) is not None:
+        return kept
     for group in groups:
         lost = tuple(rank for rank in group.ranks if rank in ranks)
         others = [one.factor for one in groups if one is not group]
@@ -326,6 +328,29 @@ def told(
     if all(len(one.micros) == micros for one in groups):
         return _counted_twice(what, groups, by)
     return _summed_again(what, every, groups, said) if len(groups) == micros else None
+
+
+def _of_one_end_alone(what: str, ranks: tuple[int, ...], groups: Sequence[Group], by: str | None) -> Fault | None:
+    """Whether of all micro-batches the last one alone, or the first, has a part in a gradient."""
+    ordered = sorted(groups, key=lambda one: one.micros)
+    if len(ordered) < 3 or any(len(one.micros) != 1 for one in ordered):
+        return None
+    if len({one.micros[0] for one in ordered}) < len(ordered):
+        return None
+    for kept, lost, which, why in (
+        (ordered[-1], ordered[:-1], "last", "each backward overwrites what those before it added up (the gradient, or "
+         "its buffer, is set to 0 or filled anew with every micro-batch)"),
+        (ordered[0], ordered[1:], "first", "what later ones make is not added to it"),
+    ):  # fmt: skip
+        if kept.factor and all(one.factor == 0 for one in lost):
+            told_by = "the rows of the tokens that they alone were given are 0" if by is None else by
+            return Fault(
+                "missing", ranks,
+                f"only the {which} micro-batch's ({kept.micros[0]}) contribution is in {what} on {whose(ranks)}, and "
+                f"those of micro-batches {named([one.micros[0] for one in lost])} are missing ({told_by}): the "
+                f"accumulation over micro-batches is lost, {why}",
+            )  # fmt: skip
+    return None
 
 
 def _counted_twice(what: str, groups: list[Group], by: str | None) -> Fault | None:

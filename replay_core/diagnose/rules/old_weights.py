@@ -361,7 +361,7 @@ def _trains_an_adapter(case: Case) -> bool:
         for record in case.records()
         if record.key.stage == "gradient"
         for ref in record.tensors()
-        if ref.name.startswith("grad.")
+        if (ref.canonical or ref.name).startswith("grad.")
     }
     states = (case.algorithm.number("lora_rank", "lora_r", "peft_rank") or 0) > 0
     return all(map(ADAPTER.search, names)) if names else states

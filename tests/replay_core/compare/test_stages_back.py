@@ -147,3 +147,21 @@ def test_a_module_that_is_called_once_more_with_other_values_is_named(is_same: b
     wrong = {**step(WHOLE), "modules": {**modules, "layers.1.output": second, **more}}
     found = told(tmp_path, one, wrong, wrong)[0]
     assert (("called again", (0, 1)) in found) is not is_same
+
+
+def test_a_tied_weight_is_told_by_its_parts_where_gradients_are_recorded_under_the_weights_own_names(
+    tmp_path: Path,
+) -> None:
+    """The stage of a record says that it holds gradients; its names need not."""
+    own = {name: values for name, values in WHOLE.items() if name != "lm_head"}
+    head, embed = random(12, 8, seed=20), random(12, 8, seed=21)
+    whole = {**own, "embed_tokens": head + embed, "lm_head": head + embed}
+    stages = (
+        {"embed_tokens": embed, **{n: v for n, v in own.items() if n.startswith("layers.0")}},
+        {**{n: v for n, v in own.items() if n.startswith(("layers.1", "norm"))}, "lm_head": head},
+    )
+
+    def bare(gradients: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {**step({}), "gradient": {f"{name}.weight": values.contiguous() for name, values in gradients.items()}}
+
+    assert told(tmp_path, bare(whole), *map(bare, stages))[0] == {("not summed", (0, 1))}

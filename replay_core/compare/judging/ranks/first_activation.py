@@ -32,6 +32,7 @@ from replay_core.compare.judging.ranks.experts_of_layers import ExpertsOfLayers
 from replay_core.compare.judging.ranks.output_dtypes import OutputDtypes
 from replay_core.compare.judging.ranks.row import RowOfRanks, say_first
 from replay_core.compare.judging.ranks.tensors_before import TensorsBefore
+from replay_core.compare.judging.solved_projection import solved_projection
 from replay_core.compare.pairing.ranks import HeldByRanks
 from replay_core.records import TensorRef
 
@@ -169,6 +170,12 @@ class FirstActivation:
         first = next((fault for fault in found if fault is not None), None)
         # What the first token of a stretch sees alone says nothing of the others, where these can be made again.
         again = attention_again.of_seen_keys(of.name, whole, held, slices, parted, None, attended)
+        if again is None and first is None:
+            # Where the projection's weight is recorded, it is asked for once that comes.
+            is_recorded = of.other.find(f"param.{of.name.removesuffix('.output')}.weight") is not None
+            through = None if is_recorded else solved_projection(of.name, whole, held, slices)
+            if through is not None:
+                again = attention_again.of_seen_keys(of.name, whole, held, slices, parted, through, attended)
         return again if again is not None and (first is None or again.kind == "window") else first
 
 

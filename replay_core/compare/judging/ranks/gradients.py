@@ -139,7 +139,7 @@ def _of_tied(of: RowOfRanks) -> Fault | None:
     for _, ref in of.side.ending(*naming.HEADS, "grad.output.weight"):
         other = of.together.held.get(id(ref))
         if (
-            other is not None and ref.name.startswith("grad.")
+            other is not None and (ref.canonical or ref.name).startswith("grad.")
             and (fault := contributions.tied_apart(of.what, of.whole, of.held, other)) is not None
         ):  # fmt: skip
             return fault

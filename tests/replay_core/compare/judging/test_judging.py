@@ -8,6 +8,7 @@ import torch
 
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.errors import NothingComparableError
+from replay_core.recorder import Recorder
 from tests.builders import compare_fields, compare_paths, row_of, save_file, write_pair
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -306,3 +307,20 @@ def test_masks_of_shuffled_samples_differ_in_no_padding(tmp_path: Path) -> None:
 def test_tensors_in_common_that_are_empty_are_called_so(tmp_path: Path) -> None:
     with pytest.raises(NothingComparableError, match="the tensor in common is empty, or padding alone"):
         compare_fields(tmp_path, {"x": torch.zeros(0, 4)}, {"x": torch.zeros(0, 4)})
+
+
+@pytest.mark.parametrize(("noise", "verdict"), [(0.012, Verdict.CLOSE), (1e-6, Verdict.DIFF)])
+def test_a_loss_of_a_step_may_be_off_by_what_the_noise_of_all_its_micro_batches_leaves(
+    tmp_path: Path, noise: float, verdict: Verdict
+) -> None:
+    draw = torch.Generator().manual_seed(5)
+    for name, loss in (("a", -0.1019), ("b", -0.1031)):
+        with Recorder(tmp_path / name).step(0, rank=0) as record:
+            for micro in range(2):
+                exact = -torch.rand(4, 16, generator=torch.Generator().manual_seed(micro)) - 0.5
+                off = noise * torch.randn(4, 16, generator=draw) if name == "b" else 0.0
+                ids = torch.arange(64 * micro, 64 * micro + 64).reshape(4, 16)
+                record("forward_data", {"input_ids": ids, "log_probs": exact + off}, micro=micro)
+            record("training_metrics", {"loss": loss})
+    compared = compare_paths(tmp_path / "a", tmp_path / "b")
+    assert row_of(compared, "loss").verdict is verdict

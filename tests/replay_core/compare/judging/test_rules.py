@@ -232,3 +232,21 @@ def test_a_loss_that_is_a_whole_multiple_of_the_other_is_said_to_be(b: float, sa
     assert found.reason.endswith(said)
     of_nothing = judge(*of(np.array([[0.0]]), np.array([[b or 1.0]]), LOSS)[:1], None, context)
     assert "times" not in of_nothing.reason
+
+
+@pytest.mark.parametrize(
+    ("a", "d", "error", "verdict"),
+    [
+        (0.1, 0.002, 0.0016, Verdict.CLOSE),
+        (0.1, 0.002, 0.0, Verdict.DIFF),
+        (0.1, 0.02, 0.01, Verdict.DIFF),
+        (0.001, 0.0015, 0.0016, Verdict.CLOSE),
+        (0.001, 0.0015, 0.0003, Verdict.DIFF),
+        (0.001, 0.02, 0.0016, Verdict.DIFF),
+    ],
+)
+def test_a_loss_is_held_against_what_the_noise_of_its_terms_leaves_of_a_mean(
+    a: float, d: float, error: float, verdict: Verdict
+) -> None:
+    pair, context = of(np.array([[a]]), np.array([[d]]), replace(LOSS, mean_error=error))
+    assert judge(pair, None, context).verdict is verdict

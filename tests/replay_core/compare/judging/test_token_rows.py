@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from replay_core.compare import compare_runs
-from replay_core.compare.judging.token_rows import Given, dealt_otherwise, reduced_of_some
+from replay_core.compare.judging.token_rows import Given, dealt_otherwise, of_rows, reduced_of_some
 from replay_core.compare.parallel import parallel
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
@@ -64,6 +64,25 @@ CASES: dict[str, tuple[list[list[float]], set[Any]]] = {
 def test_whose_tokens_count_how_often(case: str, tmp_path: Path) -> None:
     factors, expected = CASES[case]
     assert told(tmp_path, factors) == expected
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"), [(3, "only the last micro-batch's (3)"), (0, "only the first micro-batch's")]
+)
+def test_a_gradient_in_which_one_micro_batch_alone_is_left_has_lost_the_accumulation(kept: int, said: str) -> None:
+    ids = torch.randint(0, WORDS, (2, 4, 10), generator=torch.Generator().manual_seed(5))
+    made = [
+        torch.zeros(WORDS, HIDDEN).index_add(0, ids[:, m].reshape(-1), random(20, HIDDEN, seed=30 + m))
+        for m in range(4)
+    ]
+    given = [Given(rank, m, ids[rank, m].numpy()) for rank in range(2) for m in range(4)]
+    whole = torch.stack(made).sum(0)
+    fault = there(of_rows(NAME, as_ref(whole), alike(made[kept], made[kept]), given))
+    assert (fault.kind, fault.ranks) == ("missing", (0, 1))
+    assert said in fault.sentence
+    assert "the accumulation over micro-batches is lost" in fault.sentence
+    two = whole - made[0] - made[1]
+    assert "accumulation" not in there(of_rows(NAME, as_ref(whole), alike(two, two), given)).sentence
 
 
 def test_a_weight_whose_other_rows_are_not_0_is_no_lookup(tmp_path: Path) -> None:

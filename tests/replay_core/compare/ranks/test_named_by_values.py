@@ -325,6 +325,19 @@ def test_advantages_that_are_whitened_over_a_ranks_own_tokens(places: list[Tenso
     assert normalised_apart.explain("advantages", as_ref(right), alike(other, other), (0, 1)) is None
 
 
+def test_rewards_of_two_values_that_each_rank_whitens_among_its_own_samples_are_told_by_their_means() -> None:
+    """Samples of any lengths: the mean is 0 over samples, not over tokens."""
+    rewards = torch.tensor([1.0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0])
+    lengths = torch.tensor([3, 9, 5, 2, 7, 4, 8, 3, 6, 2, 9, 5])
+    mask = (torch.arange(10)[None] < lengths[:, None]).float()
+    right, here = (
+        torch.cat([(own - own.mean()) / own.std() for own in rewards.split(size)])[:, None] * mask for size in (12, 4)
+    )
+    for values, expected in ((here, "normalised apart"), (2 * right + 0.1 * mask, None), (2 * right, None)):
+        held = cut(list(values.split(4)), 0)
+        assert kind(normalised_apart.explain("advantages", as_ref(right), held, (0, 1, 2))) == expected
+
+
 def test_a_group_of_samples_that_ranks_share_is_averaged_over_each_ranks_own() -> None:
     rewards, groups = random(8, seed=6), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     right = torch.cat([one - one.mean() for one in rewards.split(4)])

@@ -85,6 +85,20 @@ def test_log_probabilities_that_are_off_elsewhere_too_are_no_labels(tokens: list
     assert label_ends.explain("policy_logprobs", as_ref(whole), cut(halves, 1), (0, 1)) is None
 
 
+def test_labels_are_told_by_the_ends_where_each_tokens_log_probability_stands_at_itself() -> None:
+    whole = random(4, 16, seed=1)
+    whole[:, 0] = 0
+    here = whole.clone()
+    here[:, [4, 8, 12]] -= random(4, 3, seed=2).abs() + 1
+    fault = there(label_ends.explain("policy_logprobs", as_ref(whole), alike(here, here, here, here), (0, 1, 2, 3)))
+    assert (fault.kind, fault.ranks) == ("boundary label", (0, 1, 2))
+    assert "positions 3, 7, 11" in fault.sentence
+    assert "recorded at the token after it" in fault.sentence
+    here = whole.clone()
+    here[:, [3, 7, 11]] -= 1
+    assert label_ends.explain("policy_logprobs", as_ref(whole), alike(here, here), (0, 1, 2, 3)) is None
+
+
 # ---- weights that are not moved
 
 
