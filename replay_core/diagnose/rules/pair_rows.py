@@ -396,7 +396,8 @@ def made_otherwise(case: Case) -> Finding | None:
     if sum(one.logps["policy", "chosen"].size for one in every) < PAIRS:
         return None
     for told in (
-        _of_another_scale(every), _of_other_rows(every), _of_other_pairs(every) if own_model else None, _unrelated(every),
+        _of_another_scale(every), _of_other_rows(every),
+        _of_other_pairs(every) if own_model else None, _unrelated(every),
         _rewards_swapped(every, case.algorithm), _other_loss(every, case.algorithm),
     ):  # fmt: skip
         if told is not None:
