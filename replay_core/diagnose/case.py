@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from replay_core.budget import stored_bytes
-from replay_core.diagnose.algorithm import Algorithm, stated_by
+from replay_core.diagnose.algorithm import Algorithm, settings_of, stated_by
 from replay_core.diagnose.batch import StepBatch, batches_of
+from replay_core.diagnose.said_in_records import SAID, said_in_records
 from replay_core.diagnose.signals import RunLog
 from replay_core.records import Record, Run, Selection
 
@@ -22,6 +23,8 @@ class Case:
         self.run = run
         self.signals = signals
         self.step = step
+        if SAID not in run.facts:
+            run.facts[SAID] = said_in_records(run, settings_of(stated_by(run)))
         for log in () if signals is None else signals.logs:
             log.samples = self.batches
         #: Records that could not be read, found on the way.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,11 @@ def sheets_of(records: Iterable[Record], pad: int | None = None) -> tuple[list[S
 
     A shard that repeats samples by id counts once, and so does a second file of the same tensors of the same samples.
     """
-    parts: dict[tuple[str, str | None], list[Batch]] = defaultdict(list)
+    parts: dict[tuple[str, str | None, int], list[Batch]] = defaultdict(list)
+    folders: list[tuple[Path, frozenset[str]]] = []
     unreadable: list[str] = []
     repeated: list[str] = []
-    seen: dict[tuple[str, str | None], set[Any]] = defaultdict(set)
+    seen: dict[tuple[str, str | None, int], set[Any]] = defaultdict(set)
     micros: dict[tuple[Any, ...], Batch] = {}
     #: The samples of a rank's whole step, by how many they are: values, weights and the like may be recorded beside.
     wholes: dict[tuple[int | None, int], list[Batch]] = defaultdict(list)
@@ -112,7 +114,7 @@ def sheets_of(records: Iterable[Record], pad: int | None = None) -> tuple[list[S
         if not len(rows):
             continue
         record, tokens = rows.held.record, not lacks_tokens
-        family = (record.key.stage, record.key.role)
+        family = (record.key.stage, record.key.role, _folder(record, folders))
         # Samples of a micro-batch are known by how many they are, or by the one row that they are packed in.
         micro = [(record.key.rank, record.key.micro, record.key.role, size) for size in (len(rows), _pack(rows))]
         laid_out = next((micros[one] for one in micro if one in micros), None)
@@ -140,7 +142,22 @@ def sheets_of(records: Iterable[Record], pad: int | None = None) -> tuple[list[S
         if tokens and record.key.micro is not None:
             micros |= dict.fromkeys(micro if rows.packs is not None else micro[:1], rows)
     return [Sheet(f"{role}/{stage}" if role not in (None, "actor") else stage, found)
-            for (stage, role), found in parts.items()], unreadable, repeated  # fmt: skip
+            for (stage, role, _), found in parts.items()], unreadable, repeated  # fmt: skip
+
+
+def _folder(record: Record, folders: list[tuple[Path, frozenset[str]]]) -> int:
+    """Which of the folders so far a record of no named stage is of: its own, or one whose records hold what its own do,
+    or less, or more (ranks and micro-batches may lie in folders). Rollouts and what is trained on, beside each other,
+    are two stages.
+    """
+    if record.key.stage != "tensors":
+        return 0
+    home, names = record.path.parent, frozenset(ref.canonical or ref.name for ref in record.tensors())
+    for at, (folder, held) in enumerate(folders):
+        if folder == home or names <= held or held <= names:
+            return at
+    folders.append((home, names))
+    return len(folders) - 1
 
 
 def _beside(

@@ -127,11 +127,32 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         fields = table_of(decoded(path, rows.of(key.step), problems))
         if not fields:
             raise DumpError("no row of the record can be read", file=str(path))
-        return Fields(ragged_alike(named(fields, {})), problems)
+        return Fields(ragged_alike(_by_neighbours(named(fields, {}))), problems)
     content = read_container(path)
     return Fields(
-        ragged_alike(named(flatten(content.tree), {})), (Problem(str(path), what) for what in content.problems)
+        ragged_alike(_by_neighbours(named(flatten(content.tree), {}))),
+        (Problem(str(path), what) for what in content.problems),
     )
+
+
+#: What engines call the tokens that they gave back.
+_ANSWERS = ("output_token_ids", "output_ids", "output_tokens")
+
+
+def _by_neighbours(fields: list[TensorRef]) -> list[TensorRef]:
+    """Words that mean something by what stands beside them: an engine's output is the responses where the prompts are
+    there and no row of both, `logprobs` are the trainer's beside the rollout's, and an `id` is the sample's where
+    nothing else is.
+    """
+    known = [ref.canonical for ref in fields]
+    said = {}
+    if "prompt_ids" in known and "input_ids" not in known and "response_ids" not in known:
+        said |= {next((ref.name for ref in fields if ref.name in _ANSWERS), ""): "response_ids"}
+    if known.count("rollout_logprobs") > 1 and "policy_logprobs" not in known:
+        said["logprobs"] = "policy_logprobs"
+    if "sample_id" not in known:
+        said["id"] = "sample_id"
+    return [ref.with_(canonical=said[ref.name]) if ref.name in said else ref for ref in fields]
 
 
 DIALECT = Dialect("file", "rest", detect, index, read, grows=r"\.(?:jsonl|ndjson)$")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -123,6 +125,100 @@ def _updates(case: Case) -> Iterator[tuple[Record, TensorRef, list[_TaughtTokens
             yield record, embedding, [part for part, _ in own], [every for _, every in own]
 
 
+#: How much of the micro-batch before a recorded gradient of one has in it at most, of those that are their own: sums
+#: that grow have all of it. And how near two copies of one gradient are.
+OWN, COPY = 0.7, 1e-6
+_OF_A_MICRO = regex(r"grad", re.IGNORECASE)
+
+
+class _OwnGradients(Struct, frozen=True):
+    """A weight's gradient in an update, and in each of its micro-batches."""
+
+    record: Record
+    ref: TensorRef
+    micros: list[Array]
+    source: str
+
+    @property
+    def is_of_the_last(self) -> bool:
+        """Whether the update's is the last micro-batch's, and that of no other."""
+        whole = np.asarray(pages.array(self.ref), dtype=np.float64)
+        return _alike(whole, self.micros[-1]) and not any(_alike(whole, one) for one in self.micros[:-1])
+
+    @property
+    def shares(self) -> list[float]:
+        """How much of each micro-batch's gradient is in the next one's."""
+        pairs = [(a, b) for a, b in pairwise(self.micros) if a.any()]
+        return [float((a * b).sum() / (a * a).sum()) for a, b in pairs]
+
+
+def _alike(a: Array, b: Array) -> bool:
+    return float(np.linalg.norm(a - b)) <= COPY * float(np.linalg.norm(a))
+
+
+def _own_gradients(case: Case) -> Iterator[_OwnGradients]:
+    """Updates whose micro-batches' own gradients of a weight are recorded beside the update's."""
+    beside: dict[tuple[int | None, ...], dict[int, list[TensorRef]]] = {}
+    whole: dict[tuple[int | None, ...], list[Record]] = {}
+    for record in case.records():
+        key = record.key
+        update = (key.step, key.epoch, key.minibatch, key.rank)
+        if key.role == "critic" or key.step is None or record.is_flat or stored_bytes(record.path) > LARGE:
+            continue
+        if key.stage == "gradient":
+            whole.setdefault(update, []).append(record)
+        elif key.micro is not None and key.stage in ("tensors", "loss", "loss_gradient"):
+            refs = [ref for ref in record.tensors() if len(ref.shape) == 2 and _OF_A_MICRO.search(ref.name)]
+            beside.setdefault(update, {}).setdefault(key.micro, []).extend(refs)
+    for update, records in whole.items():
+        micros = beside.get(update, {})
+        if len(records) > 1 or len(micros) < 2:
+            continue
+        names = set.intersection(*({ref.name for ref in refs} for refs in micros.values()))
+        for name in sorted(names):
+            refs = [next(ref for ref in micros[micro] if ref.name == name) for micro in sorted(micros)]
+            ends = re.sub(r"[^a-z0-9]+", "_", name.lower()).rpartition("grad_")[2]
+            weight = next((
+                ref for ref in records[0].tensors() if ref.is_readable and ref.shape == refs[0].shape
+                and ends and ends in re.sub(r"[^a-z0-9]+", "_", ref.name.lower())
+            ), None)  # fmt: skip
+            if weight is not None and len({ref.shape for ref in refs}) == 1 and all(ref.is_readable for ref in refs):
+                values = [np.asarray(pages.array(ref), dtype=np.float64) for ref in refs]
+                yield _OwnGradients(records[0], weight, values, name)
+                break
+
+
+def _beside_its_own(case: Case) -> Finding | None:
+    """Gradients of updates that are, number by number, what was recorded of their last micro-batch."""
+    every = list(_own_gradients(case))
+    told = [one for one in every if one.is_of_the_last]
+    shares = [share for one in told for share in one.shares]
+    # Of a sum that grows from micro-batch to micro-batch the last is the update's.
+    if len(told) < UPDATES or len(told) < len(every) or not shares or float(np.median(shares)) > OWN:
+        return None
+    one, key = told[0], told[0].record.key
+    total = np.sum(one.micros, axis=0)
+    return error(
+        f"gradients are those of the last of {len(one.micros)} micro-batches alone: {one.ref.name}'s is what its own "
+        f"{one.source} says, and has nothing of the others'",
+        Where(step=key.step, micro=key.micro, stage=key.stage, tensor=one.ref.name, path=str(one.record.path)),
+        shown("updates that show it", len(told), "0"),
+        shown("first: size of the update's", float(np.linalg.norm(one.micros[-1])), f"{np.linalg.norm(total):.4g}",
+              f"the sum of its {len(one.micros)} micro-batches'"),
+        shown("of the micro-batch before in the next one's", float(np.median(shares)), "1 of sums that grow"),
+        cause=_CLEARED,
+        next_step="clear gradients once, before an update's first backward",
+        steps=sorted({each.record.key.step for each in told if each.record.key.step is not None}),
+    )  # fmt: skip
+
+
+_CLEARED = (
+    "zero_grad() is called before every backward instead of once an update, or the backend keeps what a backward gives "
+    "only at its accumulation boundary (DeepSpeed: set_gradient_accumulation_boundary): an update learns from one "
+    "micro-batch of its mini-batch"
+)
+
+
 @rule("D139", "a gradient is of the last micro-batch alone", link="gradient", scope="case", lasts=True,
       explains=("D163", "D68", "L08", "L10"),
       source="torchtitan#3575, alpaca_farm#57, open-instruct#1498: zero_grad before every backward, or a backend that "
@@ -134,7 +230,13 @@ def of_the_last(case: Case) -> Finding | None:
     head gives every row a gradient, nearly the same one: there rows tell by what they have beside it, which is that of
     tokens that no micro-batch holds (3 and more; twice as much at most), while the last one's own have 5 times as
     much.
+
+    Where the gradients of micro-batches themselves are recorded beside the update's (`grad` and the end of a weight's
+    name in theirs): an error where the update's is the last one's in all of 2 updates and more, and these are no sums
+    that grow from one micro-batch to the next.
     """
+    if (its_own := _beside_its_own(case)) is not None:
+        return its_own
     told: list[tuple[Record, TensorRef, list[int], int]] = []
     looked, tied = 0, False
     for record, embedding, parts, every in _updates(case):
@@ -179,9 +281,7 @@ def of_the_last(case: Case) -> Finding | None:
             listed(tokens, 6),
             "none",
         ),
-        cause="zero_grad() is called before every backward instead of once an update, or the backend keeps what a "
-        "backward gives only at its accumulation boundary (DeepSpeed: set_gradient_accumulation_boundary): an update "
-        "learns from one micro-batch of its mini-batch",
+        cause=_CLEARED,
         next_step="rldbg record --gradients . -- YOUR COMMAND   # then clear gradients once, before an update's first "
         "backward",
         steps=sorted({each.key.step for each, *_ in told if each.key.step is not None}),

@@ -378,6 +378,9 @@ def made_otherwise(case: Case) -> Finding | None:
     a warning where policy and reference lie over .3 nats from each other in the median, and do not go with each other
     over 32 pairs and more (their correlation is below .3), as those of one pair do.
 
+    One model's numbers that are, before the first update, the other's divided by the answer's tokens, in each answer of
+    4 pairs and more of several lengths: an error.
+
     Rewards that are those of the other side, beta (log policy - log reference) of the rejected under the chosen one's
     name: an error.
 
@@ -395,7 +398,8 @@ def made_otherwise(case: Case) -> Finding | None:
     if sum(one.logps["policy", "chosen"].size for one in every) < PAIRS:
         return None
     for told in (
-        _of_other_rows(every), _of_other_pairs(every) if own_model else None, _unrelated(every),
+        _of_another_scale(every), _of_other_rows(every),
+        _of_other_pairs(every) if own_model else None, _unrelated(every),
         _rewards_swapped(every, case.algorithm), _other_loss(every, case.algorithm),
     ):  # fmt: skip
         if told is not None:
@@ -437,6 +441,52 @@ def _of_other_rows(every: list[Pairs]) -> Finding | None:
     return None
 
 
+def _first_of(every: list[Pairs]) -> list[Pairs]:
+    """Those before the first update of the dump."""
+    least = min((one.record.key.step for one in every if one.record.key.step is not None), default=None)
+    first = [one for one in every if one.record.key.step == least and not one.record.key.epoch]
+    # An update of its own lies between two mini-batches of one step.
+    return [one for one in first if not one.record.key.minibatch]
+
+
+def _of_another_scale(every: list[Pairs]) -> Finding | None:
+    """Pairs of which one model's number is the other's divided by the answer's tokens, before the first update."""
+    first = [one for one in _first_of(every) if one.counts_tokens]
+    if not first:
+        return None
+    both = ("chosen", "rejected")
+    policy_R, ref_R = (np.concatenate([one.logps[of, side] for one in first for side in both])
+                       for of in ("policy", "ref"))  # fmt: skip
+    tokens_R = np.concatenate([one.tokens[side] for one in first for side in both])
+    if len(tokens_R) < 2 * PAIRS or not (np.isfinite(policy_R).all() and np.isfinite(ref_R).all()):
+        return None
+    # Answers of one length say nothing of what their numbers are divided by.
+    if len(np.unique(tokens_R)) < 2 or float(np.median(np.abs(policy_R - ref_R))) < OFF:
+        return None
+    for who, whose, mean_R, sum_R in (
+        ("the reference", "the policy", ref_R, policy_R), ("the policy", "the reference", policy_R, ref_R),
+    ):  # fmt: skip
+        # A mean is as near as its sum is, divided by the tokens; in bf16 as well.
+        off_R = np.abs(mean_R - sum_R / tokens_R)
+        if off_R.max() > max(SAME[0], 1e-2 * float(np.median(np.abs(mean_R)))):
+            continue
+        return error(
+            f"{who}'s log-probabilities of answers are means over tokens, {whose}'s are sums: before the first update "
+            f"each of {len(tokens_R)} is {whose}'s divided by the answer's tokens",
+            first[0].where("ref", "chosen"),
+            shown("median |policy - reference| of an answer", float(np.median(np.abs(policy_R - ref_R))), "0 at first"),
+            shown(f"greatest |{who} - {whose} / tokens|", float(off_R.max())),
+            shown("answers", len(tokens_R)),
+            link="ref",
+            cause="one model's log-probabilities are averaged over tokens (`average_log_prob`, a mean in the step that "
+            "computes the reference beforehand) and the other's summed up: margins are not 0 before the first update, "
+            "and grow with the length of the answers",
+            steps=steps_of_pairs(every),
+            next_step="reduce both in one function, as sums for DPO",
+        )
+    return None
+
+
 _SIDES = ("chosen", "rejected", "row")
 _SHUFFLED = (
     "reference log-probabilities are computed in another order (a shuffled or sorted loader, a cache from before the "
@@ -456,10 +506,7 @@ def _at(one: Pairs) -> Where:
 
 def _of_other_pairs(every: list[Pairs]) -> Finding | None:
     """Pairs whose reference is the policy before the first update, and that of another pair."""
-    least = min((one.record.key.step for one in every if one.record.key.step is not None), default=None)
-    first = [one for one in every if one.record.key.step == least and not one.record.key.epoch]
-    # An update of its own lies between two mini-batches of one step.
-    first = [one for one in first if not one.record.key.minibatch]
+    first = _first_of(every)
     if not first:
         return None
     refs_R2 = np.concatenate([_both(one, "ref") for one in every])

@@ -51,14 +51,33 @@ def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
     return bool((np.abs(x - y) <= limit * np.maximum(np.abs(x), np.abs(y)) + 1e-12).all())
 
 
+#: Decimals that a text keeps of a number.
+_DECIMALS = range(3, 9)
+
+
+def _is_rounded(a: Column, b: Column, apart_N: Array) -> bool:
+    """Whether the differences are what is lost where one of the two was written as text, to so many decimals."""
+    x, y = a.values_N[apart_N], b.values_N[apart_N]
+    largest, rounding = float(np.abs(x - y).max()), EPS[coarsest(a.dtype, b.dtype)]
+
+    def is_of(side: Array, decimals: int) -> bool:
+        return bool((np.abs(side - np.round(side, decimals)) <= rounding * np.abs(side) + 1e-12).all())
+
+    return any(
+        largest <= 0.51 * 10.0**-decimals + rounding * float(np.abs(x).max())
+        and (is_of(x, decimals) or is_of(y, decimals))
+        for decimals in _DECIMALS
+    )
+
+
 @rule("D35", "a tensor recorded twice is not the same twice", link="dump", scope="batch", lasts=True,
       explains=("D04", "D07", "D14", "D18", "D19", "D28", "D50", "D81"),
       source="slime and verl determinism guides")  # fmt: skip
 def not_the_same(batch: StepBatch) -> Finding | None:
     """Copies of rollout, old and reference log-probabilities, advantages, values and returns within one step, on the
-    same tokens: any difference on a token that counts beyond a cast is a warning. An error where advantages or masks
-    that the update's micro-batches hold differ from the batch's in 6 rows and more, and are those of the row the same
-    number of rows on in all of these.
+    same tokens: any difference on a token that counts beyond a cast, or the rounding of a text, is a warning. An error
+    where advantages or masks that the update's micro-batches hold differ from the batch's in 6 rows and more, and are
+    those of the row the same number of rows on in all of these.
     """
     if (others := _of_other_rows(batch)) is not None:
         return others
@@ -66,7 +85,7 @@ def not_the_same(batch: StepBatch) -> Finding | None:
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
         # What is not finite in one of them is D21's.
         counted_N = counted_N & np.isfinite(a.values_N) & np.isfinite(b.values_N)
-        if not counted_N.any() or _is_cast(a, b, counted_N):
+        if not counted_N.any() or _is_cast(a, b, counted_N) or _is_rounded(a, b, counted_N):
             continue
         largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
         both_N = a.said_N & b.said_N & ~np.repeat(_twin_B(batch), batch.flat.lengths_B)

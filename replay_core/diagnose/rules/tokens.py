@@ -412,9 +412,10 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             evidence.append(shown("first token that differs", int(apart[0]) if apart.size else size, None, source))
             evidence.append(shown("tokens", a.size, str(b.size), source))
         prompts = _prompts_differ(batch, sheet, different)
+        theirs_in, own_in = _named_apart(sheet, batch.spine)
         yield error(
-            f"{share(len(different), len(pairs))} samples have other token ids in {sheet.name} than "
-            f"in {batch.spine.name}: the two do not join" + (f", {prompts}" if prompts else ""),
+            f"{share(len(different), len(pairs))} samples have other token ids in {theirs_in} than "
+            f"in {own_in}: the two do not join" + (f", {prompts}" if prompts else ""),
             batch.laid.where("input_ids", sample=mine),
             *evidence,
             cause="the prompt is built twice, and not alike: another chat template, a generation prompt that one side "
@@ -425,6 +426,14 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
         )
         return
     skip_if(not looked and len(batch.columns.sheets) < 2, "the step holds no second record of the same samples")
+
+
+def _named_apart(one: Sheet, other: Sheet) -> tuple[str, str]:
+    """What two sheets are called; their folders where neither is of a stage."""
+    if one.name != other.name:
+        return one.name, other.name
+    a, b = (sheet.parts[0].held.record.path for sheet in (one, other))
+    return (f"{a.parent.name}/", f"{b.parent.name}/") if a.parent != b.parent else (a.name, b.name)
 
 
 #: How far engine and trainer part where they speak of other tokens.

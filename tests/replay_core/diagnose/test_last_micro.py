@@ -140,3 +140,20 @@ def test_tied_heads_and_demonstrations_tell_a_gradient_of_the_last_micro_batch(t
     assert found is not None
     assert found.severity == "error"
     assert _tied_demonstrations(tmp_path / "update", "update", tied=tied) is None
+
+
+@pytest.mark.parametrize(("how", "says"), [("cleared", True), ("summed", False), ("sums recorded", False)])
+def test_gradients_of_micro_batches_recorded_beside_the_update(how: str, says: bool, tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(5)
+    with Recorder(tmp_path / "d") as recorder:
+        for step in range(4):
+            each = torch.randn(4, VOCABULARY, WIDTH, generator=draw)
+            said = each.cumsum(0) if how == "sums recorded" else each
+            with recorder.step(step) as record:
+                for micro in range(4):
+                    record("tensors", {"micro_grad_lm_head": said[micro]}, micro=micro)
+                record("gradient", {"lm_head.weight": each[-1] if how == "cleared" else each.sum(0)})
+    found = of(look(tmp_path / "d", "D139"), "D139")
+    assert (found is not None) == says
+    if found is not None:
+        assert found.claim.startswith("gradients are those of the last of 4 micro-batches alone: lm_head.weight's")

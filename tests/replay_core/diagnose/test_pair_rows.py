@@ -150,3 +150,29 @@ def test_references_of_other_pairs_of_the_whole_data(
     if found is not None:
         assert "reference" in found.claim
         assert "pairs" in found.claim
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("mean of the reference", "the reference's"), ("mean of the policy", "the policy's"), ("", ""), ("both", "")],
+)
+def test_sums_beside_means_of_the_same_model(how: str, says: str, tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d", flags={"beta": 0.1}) as recorder:
+        for step in range(3):
+            fields = _pairs(step)
+            for side, rows in (("chosen", slice(0, 8)), ("rejected", slice(8, 16))):
+                ours = fields[f"policy_{side}_logps"]
+                theirs = ours - 0.2 * step
+                counts = fields["loss_mask"][rows].sum(1)
+                fields[f"policy_{side}_logps"] = ours / counts if how in ("mean of the policy", "both") else ours
+                fields[f"reference_{side}_logps"] = (
+                    theirs / counts if how in ("mean of the reference", "both") else theirs
+                )
+            for name in ("loss", "log_probs", "ref_log_probs", "chosen_rewards", "rejected_rewards"):
+                fields.pop(name)
+            with recorder.step(step) as record:
+                record("forward_data", fields, micro=0)
+    found = of(look(tmp_path / "d", "D154"), "D154")
+    assert (found is not None) == bool(says)
+    if found is not None:
+        assert found.claim.startswith(f"{says} log-probabilities of answers are means over tokens")
