@@ -12,6 +12,7 @@ from msgspec import Struct
 from replay_core.diagnose.algorithm import measures_groups
 from replay_core.diagnose.finding import Evidence, shown
 from replay_core.diagnose.function_weights import NOTHING, function_weights
+from replay_core.diagnose.printed import UNITS, decimals_of_zero
 from replay_core.diagnose.signal_names import ORDER
 from replay_core.diagnose.signals import Point, RunLog, Series, Told
 from replay_core.regexes import regex
@@ -67,6 +68,17 @@ class StepTold(Struct, frozen=True):
 _ANCHORS = ("loss", "pg_loss", "grad_norm", "frac_zero_std", "reward_std", "advantage_max", "reward_max")
 
 
+def _is_below_a_digit(series: Series | None) -> bool:
+    """Whether zeros of a figure are rounded ones, as those of `-0.01 0.00 0.02`: it is never ten units of its last
+    decimal.
+    """
+    zero = None if series is None else next((point for point in series.points if point.value == 0), None)
+    if series is None or zero is None or not any(series.finite):
+        return False
+    places = decimals_of_zero(series.name, zero.path, zero.line)
+    return places is not None and max(map(abs, series.finite)) < UNITS * 10.0**-places
+
+
 def steps_told(log: RunLog) -> list[StepTold]:
     """The steps in order."""
     anchor = next((series for name in _ANCHORS if (series := log.get(name)) is not None), None)
@@ -90,12 +102,15 @@ def steps_told(log: RunLog) -> list[StepTold]:
         for point in series.points:
             if math.isfinite(point.value):
                 functions[point.step] = max(functions.get(point.step, 0.0), point.value)
+    unknown = {name for name in ("loss", "pg_loss") if _is_below_a_digit(log.get(name))}
     found = []
     for point in anchor.points:
         step = point.step
         high, low = at("reward_max", step), at("reward_min", step)
         top, bottom = at("advantage_max", step), at("advantage_min", step)
         loss, policy = at("loss", step), at("pg_loss", step)
+        loss = None if loss == 0 and "loss" in unknown else loss
+        policy = None if policy == 0 and "pg_loss" in unknown else policy
         # The displayed loss may be one micro-batch's.
         shown = policy if loss is None or (loss == 0 and policy) else loss
         batch_std = functions.get(step, None if high is None or low is None else high - low)

@@ -75,10 +75,13 @@ def is_rounding_of(coarse: Mapping[Place, float], exact: Mapping[Place, float], 
 
 
 def decimals_of_zero(name: str, path: str | None, line: int | None) -> int | None:
-    """With how many decimals, two and more, that line prints this number as a 0, as `lr:0.000`; None where it does not:
-    such a number is known to half its last place, and is no 0.
+    """With how many decimals, two and more, that line prints this number as a 0, as `lr:0.000` and `-0.00`; None where
+    it does not: such a number is known to half its last place, and is no 0.
     """
-    found = re.search(rf"{re.escape(name)}\W{{1,4}}0\.(00+)(?![\de])", _line(path, line))
+    text = _line(path, line)
+    # A panel tells the room apart from the name.
+    said = name if name in text else name.rpartition("/")[2]
+    found = re.search(rf"(?<![\w.]){re.escape(said)}\W{{1,4}}-?0\.(00+)(?![\de])", text)
     return None if found is None else len(found[1])
 
 

@@ -354,6 +354,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         regex(
             r"^(?:gen|generat\w+|train\w*|rollout|sync|ref|reward|make_experience|actor|critic|logprobs?|weight_sync|"
             r"update_weights|wait|update)_(?:time|seconds|secs?)$"
+            r"|^(?:t|time)_(?:gen|generat\w+|train\w*|rollout|sync|ref|reward|actor|critic|logprobs?|update)$"
         ),
         "phase_seconds",
         "OpenRLHF",
@@ -449,8 +450,8 @@ _PLAIN: dict[str, str] = {
     "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
     "logprobs_diff train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
     "prob_diff": "rollout_probs_diff rollout_prob_diff probs_diff",
-    "step_seconds": "dt step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step "
-    "sec secs seconds step_sec",
+    "step_seconds": "dt step_time time_per_step t_step step_seconds step_time_s sec_per_step time_step "
+    "seconds_per_step sec secs seconds step_sec",
     "tokens_per_second": "throughput toks_per_second tok_s tokens_per_second tokens_per_sec tok_per_sec tok_per_s "
     "toks_per_s",
     "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb vram_gb",

@@ -1554,9 +1554,9 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
     told_in_micros = {point.step for point in log.micros("pg_loss")}
     zero = [step for step in steps_told(log) if step.loss == 0 and step.step not in told_in_micros]
     told = log.get("loss") or log.get("pg_loss")
-    if told is not None and 4 * len(zero) < len(told.points):
-        # 0.0000 among losses that are printed otherwise is a small one.
-        zero = [step for step in zero if not is_of_decimals(told.name, step.point.path, step.point.line)]
+    if zero and told is not None and 4 * len(zero) < len(told.points):
+        # 0.0000 among losses that are printed otherwise is a small one; one tells of all.
+        zero = [] if is_of_decimals(told.name, zero[0].point.path, zero[0].point.line) else zero
     # Where samples are recorded, they say why (D02).
     told_by_samples = {batch.step for batch in (log.samples() if zero else ()) if _says_why(batch)}
     zero = [step for step in zero if step.step not in told_by_samples]

@@ -136,3 +136,16 @@ def test_a_loss_of_few_steps_that_is_printed_as_zero_is_a_small_one(tmp_path: Pa
         for at in range(1, 31)
     )
     assert "L01" not in ids(diagnosed(tmp_path, "".join(lines)))
+
+
+def test_losses_of_two_decimals_that_come_to_a_few_hundredths_are_not_known_to_be_zero(tmp_path: Path) -> None:
+    assert "D02" not in ids(diagnosed(tmp_path, panels("0.00").replace("avg: 0.1", "avg: -0.0")))
+
+
+def test_a_phase_that_grows_without_longer_answers_is_named_by_its_own_name(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    lines = (
+        f"[{at:04d}] rew={0.3 + rng.random() / 9:.3f} len={12 + rng.random():.1f}/18 ent=1.5 | t_gen={12 + at}.0s "
+        f"t_train=5.5s t_step={19 + at}.0s tok/s=9 mem=24.1G\n" for at in range(1, 61)
+    )  # fmt: skip
+    assert only(diagnosed(tmp_path, "".join(lines)), "D37").claim.startswith("t_gen grows")
