@@ -36,5 +36,10 @@ def _fields(record: Record, stage: str) -> list[TensorRef]:
         refs = record.tensors()
     except RldbgError:
         return []
-    named = ((ref, prefix) for ref in refs for prefix in _PREFIXES[stage] if ref.name.startswith(prefix))
-    return [ref.with_(name=ref.name.removeprefix(prefix)) for ref, prefix in named if ref.shape]
+    return [ref for ref in refs if ref.name.startswith(_PREFIXES[stage]) and ref.shape]
+
+
+def bare(name: str) -> str:
+    """A weight's own name, of its gradient's too."""
+    prefix = next((one for each in _PREFIXES.values() for one in each if name.startswith(one)), "")
+    return name.removeprefix(prefix)
