@@ -10,6 +10,7 @@ from replay_core.diagnose.algorithm import Algorithm, settings_of, stated_by
 from replay_core.diagnose.batch import StepBatch, batches_of
 from replay_core.diagnose.said_in_records import SAID, said_in_records
 from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.states_of_files import states_in
 from replay_core.records import Record, Run, Selection
 
 #: Files that are less together are read once for all rules.
@@ -33,6 +34,8 @@ class Case:
         self.repeated: list[str] = []
         #: The batches of every step, where the files are so small that they may stay; ten rules go through them.
         self._kept: dict[int | None, list[StepBatch]] = {}
+        #: Weights and gradients in files that name no stage; None before they are asked for.
+        self._states: list[Record] | None = None
         self._steps: list[tuple[int | None, list[Record]]] | None = None
         #: Steps that may hold samples, and their records beside those of what was logged.
         self._sampled: dict[int | None, list[Record]] | None = None
@@ -44,7 +47,10 @@ class Case:
         Raises:
             SelectionError: there is no such step.
         """
-        return self.run.records if self.step is None else self.run.select(step=self.step)
+        chosen = self.run.records if self.step is None else self.run.select(step=self.step)
+        if self._states is None:
+            self._states = states_in(chosen)
+        return [*chosen, *self._states] if self._states else chosen
 
     @property
     def log(self) -> RunLog:

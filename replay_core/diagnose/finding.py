@@ -168,7 +168,8 @@ def look_at(where: Where) -> str:
     if where.tensor is None:
         return f"rldbg show {path}"
     # A file of no framework is one record; its numbers are its folder's, and alone it has none.
-    numbers = () if where.stage == "tensors" else (("step", where.step), ("micro", where.micro))
+    is_loose = where.stage == "tensors" or where.tensor.startswith(("param.", "params.", "grad.", "grads."))
+    numbers = () if is_loose else (("step", where.step), ("micro", where.micro))
     key = "".join(f" --{name} {value}" for name, value in numbers if value is not None)
     row = "" if where.sample is None else f" --slice {where.sample}:{where.sample + 1}"
     return f"rldbg show {path} {shlex.quote(where.tensor)}{key}{row}"

@@ -22,6 +22,7 @@ from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.states import moves
 from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.states_of_files import bare
 from replay_core.dumps import open_run
 from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
@@ -103,7 +104,8 @@ def _pushed(case: Case, names: set[str], steps: list[int]) -> set[str]:
     update may be too small to be seen.
     """
     held = {
-        ref.name for record in case.records() if record.key.stage == "param" and record.key.step == steps[0]
+        bare(ref.name): ref.name for record in case.records()
+        if record.key.stage == "param" and record.key.step == steps[0]
         for ref in record.tensors() if ref.name in names and ref.dtype == "float32"
     }  # fmt: skip
     found: dict[str, list[bool]] = {}
@@ -111,8 +113,8 @@ def _pushed(case: Case, names: set[str], steps: list[int]) -> set[str]:
         if record.key.stage != "gradient" or record.key.step not in steps or record.key.role == "critic":
             continue
         for ref in record.tensors():
-            name = ref.name.removeprefix("grad.")
-            if name in held and ref.is_readable and len(ref.shape):
+            name = held.get(bare(ref.name), "")
+            if name and ref.is_readable and len(ref.shape):
                 found.setdefault(name, []).append(bool(np.asarray(pages.array(ref)).any()))
     return {name for name, each in found.items() if len(each) >= len(steps) and all(each)}
 

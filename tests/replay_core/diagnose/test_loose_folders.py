@@ -17,8 +17,8 @@ from tests.replay_core.diagnose.batches import look, of
 def _npz(folder: Path, steps: int = 3, **said: Any) -> Path:
     folder.mkdir()
     for step in range(steps):
-        np.savez(folder / f"step_{step}.npz", input_ids=np.arange(12).reshape(3, 4), lr=0.1 * step,
-                 **{name: value[step] if isinstance(value, list) else value for name, value in said.items()})  # fmt: skip
+        fields = {name: value[step] if isinstance(value, list) else value for name, value in said.items()}
+        np.savez(folder / f"step_{step}.npz", input_ids=np.arange(12).reshape(3, 4), lr=0.1 * step, **fields)
     return folder
 
 
@@ -69,3 +69,21 @@ def test_rollouts_and_what_is_trained_on_in_two_folders_are_two_stages(retokenis
     batch = next(Case(open_run(root)).batches())
     assert batch.columns.of("policy_logprobs") is not None
     assert batch.trained_N is not None
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_weights_and_gradients_in_a_folder_of_their_own(still: bool, tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    _npz(tmp_path / "batches")
+    (tmp_path / "train_state").mkdir()
+    for step in range(3):
+        fields = {}
+        for name in ("emb.weight", "layers.0.weight", "layers.1.weight", "layers.2.weight"):
+            moves = 0 if still and name == "emb.weight" else 0.01 * step
+            fields[f"param.{name}"] = np.full((8, 8), 1.0 + moves, dtype=np.float32)
+            fields[f"grad.{name}"] = draw.normal(size=(8, 8)).astype(np.float32)
+        np.savez(tmp_path / "train_state" / f"step_{step}.npz", **fields)
+    found = of(look(tmp_path, "D57"), "D57")
+    assert (found is not None) == still
+    if found is not None:
+        assert "have gradients and never change" in found.claim
