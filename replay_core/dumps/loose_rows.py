@@ -145,7 +145,7 @@ def _by_neighbours(fields: list[TensorRef]) -> list[TensorRef]:
     nothing else is.
     """
     known = [ref.canonical for ref in fields]
-    said = {}
+    said: dict[str, str] = {}
     if "prompt_ids" in known and "input_ids" not in known and "response_ids" not in known:
         said |= {next((ref.name for ref in fields if ref.name in _ANSWERS), ""): "response_ids"}
     if known.count("rollout_logprobs") > 1 and "policy_logprobs" not in known:

@@ -162,14 +162,14 @@ def _own_gradients(case: Case) -> Iterator[_OwnGradients]:
     whole: dict[tuple[int | None, ...], list[Record]] = {}
     for record in case.records():
         key = record.key
-        update = (key.step, key.epoch, key.minibatch, key.rank)
+        place: tuple[int | None, ...] = (key.step, key.epoch, key.minibatch, key.rank)
         if key.role == "critic" or key.step is None or record.is_flat or stored_bytes(record.path) > LARGE:
             continue
         if key.stage == "gradient":
-            whole.setdefault(update, []).append(record)
+            whole.setdefault(place, []).append(record)
         elif key.micro is not None and key.stage in ("tensors", "loss", "loss_gradient"):
             refs = [ref for ref in record.tensors() if len(ref.shape) == 2 and _OF_A_MICRO.search(ref.name)]
-            beside.setdefault(update, {}).setdefault(key.micro, []).extend(refs)
+            beside.setdefault(place, {}).setdefault(key.micro, []).extend(refs)
     for update, records in whole.items():
         micros = beside.get(update, {})
         if len(records) > 1 or len(micros) < 2:

@@ -77,7 +77,7 @@ def test_weights_and_gradients_in_a_folder_of_their_own(still: bool, tmp_path: P
     _npz(tmp_path / "batches")
     (tmp_path / "train_state").mkdir()
     for step in range(3):
-        fields = {}
+        fields: dict[str, Any] = {}
         for name in ("emb.weight", "layers.0.weight", "layers.1.weight", "layers.2.weight"):
             moves = 0 if still and name == "emb.weight" else 0.01 * step
             fields[f"param.{name}"] = np.full((8, 8), 1.0 + moves, dtype=np.float32)
