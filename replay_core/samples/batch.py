@@ -837,7 +837,9 @@ class Batch:
         if rows.size != self.count:
             return None
         starts = self._row_starts(rows, alignment, stated)
-        if alignment != "prompt" and ref is not self.held.find("response_mask"):
+        # A first token that nobody sampled (a forced call of a tool) counts in no mask: numbers stay where they are.
+        are_ids = ref.dtype.startswith("int") and ref is not self.held.find("response_mask")
+        if are_ids and alignment != "prompt":
             starts = self._begun_with_answers(starts)
         if (starts < 0).any():
             return None
