@@ -30,7 +30,8 @@ from replay_core.units.working import keep
 
 ROOT = Path(__file__).resolve().parents[3]
 #: What a document holds of the moment and the machine.
-OF_THE_RUN = {"created", "time", "memory"}
+#: What a document says of the run and its machine; on a disk that is nearly full the room for a capture is another.
+OF_THE_RUN = {"created", "time", "memory", "room_mib"}
 ODD = 3
 #: Each try of a replay has a folder of its own.
 TRY = re.compile(r"(DIR/cells/[0-9a-f]+)/[0-9a-f]{8}")
